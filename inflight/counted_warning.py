@@ -23,5 +23,6 @@ class CountedWarning:
             self._num_left_out += 1
             return
         more = f" (and {self._num_left_out} more since the last such line)" if self._num_left_out else ""
-        self._next, self._num_left_out = now + SECONDS, 0
+        self._next = now + SECONDS
+        self._num_left_out = 0
         self._logger.warning(f"{text}%s", *arguments, more)

@@ -11,6 +11,7 @@ from inflight.errors import ConfigError
 # Variables that hold API keys: the first one with a value is read. They are not passed on to the processes that the server
 # starts.
 API_KEY_VARIABLES = ("INFLIGHT_SERVE_API_KEY", "INFLIGHT_API_KEY", "VLLM_API_KEY")
+ADMIN_KEY_VARIABLE = "INFLIGHT_SERVE_ADMIN_API_KEY"
 
 # All variables except the options of `inflight serve`, whose names begin with INFLIGHT_SERVE_.
 NAMES = frozenset(

@@ -180,7 +180,14 @@ PREFIXES = ("INFLIGHT_", "VLLM_", "APHRODITE_", "SGLANG_", "SGL_", "LLAMA_", "OL
 _ENGINES = {"VLLM_": "vLLM", "SGLANG_": "SGLang", "SGL_": "SGLang", "LLAMA_ARG_": "llama.cpp"}
 
 _REASONS = {name: reason for reason, names in NO_EFFECT.items() for name in names.split()}
-_READ = frozenset({*envs.API_KEY_VARIABLES, "INFLIGHT_SERVE_API_KEY_FILE", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"})
+_READ = frozenset(
+    {
+        *envs.API_KEY_VARIABLES,
+        envs.ADMIN_KEY_VARIABLE,
+        "INFLIGHT_SERVE_API_KEY_FILE",
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS",
+    }
+)
 _NO = frozenset({"0", "false", "no", "off"})
 # Kubernetes sets such variables for a Service whose name begins with the name of an engine, such as "vllm-qwen".
 _KUBERNETES = re.compile(r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?")

@@ -46,7 +46,9 @@ class Acceptance:
     def __init__(self, purpose: bytes, who_bytes: int, address: bytes = b"") -> None:
         nonce = secrets.token_bytes(NONCE_BYTES)
         self.greeting = MAGIC + nonce
-        self._context, self._nonce, self._who_bytes = (purpose, address), nonce, who_bytes
+        self._context = (purpose, address)
+        self._nonce = nonce
+        self._who_bytes = who_bytes
         self._received = b""
 
     @property
@@ -65,7 +67,8 @@ class Acceptance:
         Returns:
             who has proved to connect, or None; and the verdict, which the caller sends in both cases.
         """
-        who, rest = self._received[: self._who_bytes], self._received[self._who_bytes :]
+        who = self._received[: self._who_bytes]
+        rest = self._received[self._who_bytes :]
         nonces = self._nonce + rest[:NONCE_BYTES]
         token = token_of(who)
         if not token or not hmac.compare_digest(

@@ -3,12 +3,14 @@
 import glob
 import json
 import re
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any, TypeVar
 
 from inflight.errors import ConfigError, ModelNotFoundError
 from inflight.model_advice import models_below, near_models, unfinished_download
+
+AnyPath = TypeVar("AnyPath", bound=PurePath)
 
 EMBEDDED_MODEL = Path(__file__).parent / "demo" / "model"
 
@@ -20,9 +22,10 @@ _TOKENIZER_PATTERNS = ["*.json", "*.jinja"]
 _INDEX = "model.safetensors.index.json"
 # These are left out. Some repositories have the same model in other forms too: that of its authors (consolidated.safetensors,
 # original/), ONNX, ...
-_OTHER_CONFIGS, _OTHER_WEIGHTS = ["*/*.json"], ["*/*", "consolidated*"]
+_OTHER_CONFIGS = ["*/*.json"]
+_OTHER_WEIGHTS = ["*/*", "consolidated*"]
 _CODE_PATTERNS = ["*.py"]
-_PART_OF_A_MODEL = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+_PART_OF_A_MODEL = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf")
 
 
 def resolve_model_folder(model: str | None, revision: str | None = None, *, with_code: bool = False) -> Path:
@@ -30,33 +33,34 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
 
     If `model` is None, this is the embedded model. Otherwise `model` is an existing folder, a GGUF file, a hub id ("org/name"),
     or one GGUF file of a hub repository: "org/name:FILE.gguf", or "org/name:Q4_K_M" for the only file with Q4_K_M in its name.
-    If a folder contains one GGUF file and no safetensors, the result is this file. The hub library reads HF_HOME, HF_TOKEN and
-    HF_HUB_OFFLINE.
+    If a folder contains one GGUF file and no safetensors, the result is this file. If a model is split over several GGUF files,
+    the result is the first; of the hub, all are downloaded. The hub library reads HF_HOME, HF_TOKEN and HF_HUB_OFFLINE.
 
     Raises:
         ModelNotFoundError: there is no such folder, file or hub id, or it contains neither a config.json nor one GGUF file.
     """
     patterns = _TOKENIZER_PATTERNS + (_CODE_PATTERNS if with_code else [])
     if model is None:
-        folder, what = EMBEDDED_MODEL, "the embedded model (its files are missing from this installation)"
+        folder = EMBEDDED_MODEL
+        what = "the embedded model (its files are missing from this installation)"
     elif (file := Path(model).expanduser()).suffix == GGUF_SUFFIX and file.is_file():
         return file
     elif not file.exists() and ":" in model and _is_hub_id(model.partition(":")[0]):
         return _resolve_gguf_of_hub(model, revision)
     else:
-        folder, what = _resolve(model, revision, patterns), f"model={model!r}"
+        folder = _resolve(model, revision, patterns)
+        what = f"model={model!r}"
         if not Path(model).expanduser().exists():
             _download(model, revision, _weight_files(folder), ignored=_OTHER_WEIGHTS)
     # a file mmproj*.gguf beside the model is for images
     found = (file for file in folder.glob(f"*{GGUF_SUFFIX}") if file.is_file())
-    gguf_files = sorted(file for file in found if not file.name.startswith("mmproj"))
+    gguf_files = _without_later_parts(sorted(file for file in found if not file.name.startswith("mmproj")))
     if gguf_files and not any(folder.glob("*.safetensors")):
         if len(gguf_files) > 1:
             names = ", ".join(file.name for file in gguf_files)
             separator = "/" if model is None or Path(model).expanduser().exists() else ":"
             raise ModelNotFoundError(
-                f"{what} holds several GGUF files ({names}); name the one to serve as '{model}{separator}FILE.gguf' (a model "
-                "split over several files is not supported)"
+                f"{what} holds several GGUF files ({names}); name the one to serve as '{model}{separator}FILE.gguf'"
             )
         return gguf_files[0]
     if not (folder / "config.json").is_file():
@@ -82,7 +86,8 @@ def check_model_name(model: str | None) -> None:
     Raises:
         ModelNotFoundError: the model is refused.
     """
-    if model is not None and not Path(model).expanduser().exists() and not _is_hub_id(model.partition(":")[0]):
+    is_path = model is None or Path(model).expanduser().exists()
+    if model is not None and not is_path and not _is_hub_id(model.partition(":")[0]):
         _resolve(model, None, [])
 
 
@@ -115,26 +120,49 @@ def _is_hub_id(model: str) -> bool:
 
 
 def _resolve_gguf_of_hub(model: str, revision: str | None) -> Path:
-    """Returns the file that `model` names: "org/name:FILE.gguf", or "org/name:TAG" with a part of the file's name. No other
-    file is downloaded."""
+    """Returns the file that `model` names: "org/name:FILE.gguf", or "org/name:TAG" with a part of the file's name. If this is
+    the first part of a split model, all parts are downloaded. No other file is."""
     repository, _, wanted = model.partition(":")
     names, where = _gguf_files_of_hub(repository, revision)
     # The tag has to be a whole word of the name: Q4_K does not match Q4_K_M, and Q4_K_M does not match IQ4_K_M.
     tag = re.compile(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9_])", re.IGNORECASE)
-    chosen = [name for name in names if name == wanted] or [name for name in names if tag.search(name)]
+    whole = [path.as_posix() for path in _without_later_parts(map(PurePosixPath, names))]
+    chosen = [name for name in names if name == wanted] or [name for name in whole if tag.search(name)]
     if len(chosen) != 1:
         what = f"{len(chosen)} GGUF files with {wanted!r} in their names" if chosen else f"no GGUF file {wanted!r}"
         raise ModelNotFoundError(
             f"model={model!r}: {where} has {what}; give one of its GGUF files as '{repository}:FILE.gguf': "
-            f"{', '.join(names) or 'there are none'}"
+            f"{', '.join(whole) or 'there are none'}"
         )
     [name] = chosen
-    if _PART_OF_A_MODEL.search(name):
+    parts = gguf_parts(PurePosixPath(name))
+    if parts[0].as_posix() != name:
         raise ModelNotFoundError(
-            f"model={model!r}: {name} is one part of a model that is split over several files; give a GGUF "
-            f"file that is a whole model: {', '.join(names)}"
+            f"model={model!r}: {name} is one of {len(parts)} parts of a model; give the first part, '{repository}:{parts[0]}'"
         )
-    return _download(repository, revision, [glob.escape(name)]) / name
+    missing = [part.as_posix() for part in parts if part.as_posix() not in names]
+    if missing:
+        raise ModelNotFoundError(
+            f"model={model!r}: {name} is the first of {len(parts)} parts of a model, but {where} lacks {', '.join(missing)}"
+        )
+    return _download(repository, revision, [glob.escape(str(part)) for part in parts]) / name
+
+
+def gguf_parts(path: AnyPath) -> list[AnyPath]:
+    """The files over which a model is split, if `path` is called as one of them: NAME-00001-of-00003.gguf and so on. Otherwise
+    only `path`."""
+    part = _PART_OF_A_MODEL.fullmatch(path.name)
+    count = int(part[3]) if part is not None else 0
+    if part is None or not 1 <= int(part[2]) <= count:
+        return [path]
+    names = (f"{part[1]}-{number:05}-of-{count:05}{GGUF_SUFFIX}" for number in range(1, count + 1))
+    return [path.with_name(name) for name in names]
+
+
+def _without_later_parts(files: Iterable[AnyPath]) -> list[AnyPath]:
+    """Leaves out each file that is a later part of a split model, if the first part is there, too."""
+    found = dict.fromkeys(files)
+    return [file for file in found if (first := gguf_parts(file)[0]) == file or first not in found]
 
 
 def _gguf_files_of_hub(repository: str, revision: str | None) -> tuple[list[str], str]:
@@ -144,7 +172,8 @@ def _gguf_files_of_hub(repository: str, revision: str | None) -> tuple[list[str]
 
     try:
         found = model_info(repository, revision=revision, timeout=LIST_SECONDS).siblings or []
-        names, where = [file.rfilename for file in found], repository
+        names = [file.rfilename for file in found]
+        where = repository
     except Exception:  # the hub cannot be reached, or refuses: use the cache; without a cache `_download` raises
         folder = _download(repository, revision, [])
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]

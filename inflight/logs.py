@@ -102,7 +102,8 @@ class LogHandler(logging.Handler):
             return record
         short = copy.copy(record)
         short.exc_info = short.exc_text = None
-        short.msg, short.args = "%s: %s: %.200s (same traceback as before)", (record.getMessage(), kind.__name__, error)
+        short.msg = "%s: %s: %.200s (same traceback as before)"
+        short.args = (record.getMessage(), kind.__name__, error)
         return short
 
     def write(self, text: str) -> None:
@@ -152,7 +153,8 @@ def configure(process: str, log_format: str | None = None, *, replaces_all: bool
     if kept is None:
         logging.basicConfig(handlers=[handler], force=True)
     if replaces_all:
-        sys.excepthook, threading.excepthook = _log_uncaught, _log_uncaught_in_thread
+        sys.excepthook = _log_uncaught
+        threading.excepthook = _log_uncaught_in_thread
     logging.captureWarnings(True)
 
 

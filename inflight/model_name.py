@@ -66,7 +66,8 @@ def _of_hub(path: str, given: str) -> ModelName:
         raise ModelNotFoundError(
             f"{given!r} is no page of a model: give its hub id, such as 'Qwen/Qwen3-0.6B', or the address of its page"
         )
-    model, more = "/".join(parts[:2]), parts[2:]
+    model = "/".join(parts[:2])
+    more = parts[2:]
     if len(more) < 2 or more[0] not in _PAGES_OF_A_MODEL:
         return ModelName(model)
     revision = None if more[1] == "main" else more[1]

@@ -1,8 +1,8 @@
 """`RequestOutput` and its parts: what `generate` and `chat` return."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from inflight.errors import ErrorKind
 from inflight.interface.events import Event
@@ -57,7 +57,7 @@ class CompletionOutput:
 class RequestOutput:
     """A request with its completions, in the order of their index.
 
-    `prompt` is None if the request was given as token ids. `prompt_logprobs` has one entry per prompt token; the first is None.
+    `prompt` is None if the request was given as token ids. `parts`: kind -> what has come of the request's part of this kind.
     `num_cached_tokens` counts the prompt tokens whose KV came from the prefix cache. `error` says why a completion ended with
     the finish reason "error", and `error_kind` whether the request, the engine or an overload is the cause.
     """
@@ -66,9 +66,14 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    parts: Mapping[str, Any] = field(default_factory=dict)
     finished: bool = False
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str = ""
     error_kind: ErrorKind = ErrorKind.REQUEST
+
+    @property
+    def prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
+        """One entry per prompt token; the first is None. None if the request wants none, or some are still missing."""
+        return self.parts.get("prompt_logprobs")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from inflight.errors import InvalidRequestError, UnknownParameterError
@@ -15,6 +17,8 @@ from inflight.structured_outputs_params import StructuredOutputsParams
 
 MAX_N = 128
 MAX_LOGPROBS = 100
+# how many log-probabilities a request wants: of its outputs, and of its prompt
+LOGPROBS_PARAMETERS = ("logprobs", "prompt_logprobs")
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 1024
@@ -27,12 +31,20 @@ _COUNT = {"bounds": (0, 2**31 - 1)}
 _LOGPROBS = {"bounds": (0, MAX_LOGPROBS)}
 
 
+class _CheckedValues:
+    """The values of the fields when they were checked. They are in a slot, so they are no field and not in `vars`."""
+
+    __slots__ = ("_checked_values",)
+
+    _checked_values: tuple[object, ...]
+
+
 @names_unknown(UnknownParameterError, FOREIGN_SAMPLING)
 @dataclass(kw_only=True)
-class SamplingParams:
+class SamplingParams(_CheckedValues):
     """How to sample. The names are those of the OpenAI API and vLLM. Most fields are also options of `inflight generate`.
 
-    Fields may be changed later. A request gets a copy, whose values are checked again.
+    Fields may be changed later. A request gets a copy (`checked_copy`), whose values are right.
 
     Raises:
         InvalidRequestError: a value is out of bounds, or contradicts another value.
@@ -116,13 +128,25 @@ class SamplingParams:
             object.__setattr__(self, "allowed_token_ids", as_tuple("allowed_token_ids", self.allowed_token_ids))
         if not isinstance(self.logit_bias, Mapping | None):
             raise InvalidRequestError(f"logit_bias={self.logit_bias!r} is not a mapping of token ids to numbers")
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias) if self.logit_bias else None)
         for problem in check_values(SamplingParams, vars(self)).values():
             raise InvalidRequestError(problem)
         self._check_lists()
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             raise InvalidRequestError(f"structured_outputs={self.structured_outputs!r} is no StructuredOutputsParams")
         self._check_contradictions()
+        self._checked_values = tuple(vars(self).values())
+
+    def checked_copy(self) -> SamplingParams:
+        """Returns a copy, which later changes of this object do not change. If a field was changed, the values are
+        checked again.
+
+        Raises:
+            InvalidRequestError: as the constructor.
+        """
+        is_checked = all(map(operator.is_, vars(self).values(), self._checked_values))
+        # a dictionary can be changed in place; all other values cannot
+        return copy.copy(self) if is_checked and self.logit_bias is None else replace(self)
 
     @property
     def greedy(self) -> bool:

@@ -86,7 +86,9 @@ class Setting:
             allowed = "a dictionary"
         else:
             return None  # the settings class itself checks such a value
-        return None if is_right else f"{self.name}{'' if self.is_secret else f'={value!r}'} is not {allowed}"
+        if is_right:
+            return None
+        return f"{self.name}{'' if self.is_secret else f'={value!r}'} is not {allowed}"
 
 
 def setting(default: Any, help: str, **more: Any) -> Any:  # Any: as `dataclasses.field`
@@ -136,7 +138,9 @@ def unknown_name(kind: type, names: Iterable[str]) -> str:
     if unknown is None:
         return ""
     near = difflib.get_close_matches(unknown, known, n=1)
-    return f"{unknown!r}; did you mean {near[0]!r}?" if near else f"{unknown!r}; known are {', '.join(known)}"
+    if near:
+        return f"{unknown!r}; did you mean {near[0]!r}?"
+    return f"{unknown!r}; known are {', '.join(known)}"
 
 
 def names_unknown(

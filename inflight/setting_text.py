@@ -30,7 +30,8 @@ def parse_count(text: str) -> int:
         ValueError: the text has none of these forms, or is not a whole number.
     """
     match = re.fullmatch(r"(-?\d{1,15}(?:\.\d+)?)([kmKM]?)", text.strip(), re.ASCII)
-    unit = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20, "": 1}[match[2]] if match else 1
+    units = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20, "": 1}
+    unit = units[match[2]] if match else 1
     if match is None or (count := Fraction(match[1]) * unit).denominator != 1:
         raise ValueError(f"{text!r} is not a number of tokens like 32768, 32k (32,000) or 32K (32,768)")
     return int(count)

@@ -68,7 +68,10 @@ def unreachable(
 ) -> tuple[int, ...]:
     """Connect to all addresses at the same time, and close the connections again. Returns the keys of the addresses that accept
     no connection within `seconds`, or so far, when `is_in_vain` returns True."""
-    end, poll, waiting, failed = time.monotonic() + seconds, select.poll(), {}, set()
+    end = time.monotonic() + seconds
+    poll = select.poll()
+    waiting = {}
+    failed = set()
     with ExitStack() as connections:
         for key, (host, port) in addresses.items():
             family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

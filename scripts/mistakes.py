@@ -49,7 +49,10 @@ STYLE_ONLY = "E501,PIE790,RUF021"  # long lines, `pass` beside other statements,
 SECONDS_ALONE = 15.0  # longer runs take two processes
 NEAR_SECONDS = 60.0
 WHOLE = {
-    "entrypoints/openai": ("test_openai_errors", "test_openai_fields", "test_openai_client", "test_openai_strangers"),
+    **dict.fromkeys(
+        ("entrypoints/openai", "entrypoints/http", "entrypoints/fields"),
+        ("test_openai_errors", "test_openai_fields", "test_openai_client", "test_openai_strangers"),
+    ),
     "entrypoints/serve": ("test_serve_command", "test_front_ends"),
     "executor/external_launcher": ("test_external_launcher",),
     "models/transformers_fallback": ("test_transformers_fallback", "test_fallback_self_check"),

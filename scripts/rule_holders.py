@@ -48,8 +48,8 @@ class Rule:
 _HAS_CASE = "each field has a case and a row in the document"
 RULES = (
     *(
-        Rule(f"inflight/entrypoints/openai/{file}.py", f"{_FIELDS}{test}", _HAS_CASE)
-        for file in ("protocol", "generation_fields", "messages")
+        Rule(f"inflight/entrypoints/{file}.py", f"{_FIELDS}{test}", _HAS_CASE)
+        for file in ("openai/protocol", "openai/generation_fields", "fields/messages")
         for test in (_CASES, _ROWS)
     ),
     Rule("docs/server-api.md", f"{_FIELDS}{_ROWS}", "the table has each field"),

@@ -188,6 +188,9 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", shared_cluster(folder.parent if XDIST_WORKER else folder))
+        # a busy machine may need long to start Ray's processes
+        patch.setattr("inflight.executor.ray_executor.MAX_PLACEMENT_SECONDS", 200.0)
+        patch.setattr("inflight.executor.ray_executor.MAX_ANSWER_SECONDS", 250.0)
         yield
 
 

@@ -23,7 +23,7 @@ from inflight.device.block_copies import HostBlockCopies
 from inflight.kv_connector.rank_transfers import NUM_FETCH_THREADS, RankTransfers
 from inflight.kv_connector.tier_object import padded
 from inflight.kv_connector.tier_stack import TierStack
-from inflight.scheduler.kv_transfers import FIRST_FETCH, LAST_FETCH
+from inflight.scheduler.kv_fetches import FIRST_FETCH, LAST_FETCH
 
 BAR = 0.7
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -103,7 +103,7 @@ def _fetch_all(transfers: RankTransfers, keys: Sequence[bytes]) -> None:
     first, size = 0, FIRST_FETCH
     while first < len(keys):
         part = range(first, min(first + size, len(keys)))
-        found, _ = transfers.fetch([keys[i] for i in part], part, [True] * len(part)).result()
+        found, _ = transfers.fetch([keys[i] for i in part], part).result()
         assert all(found), "the tier does not have what was stored"
         first, size = part.stop, min(2 * size, LAST_FETCH)
 

@@ -10,7 +10,7 @@ import statistics
 from benchmarks.kv_tiers.setting import BLOCK_SIZE, Row, Setting, drain, first_token, forget_arena, forget_near, tell
 from benchmarks.kv_tiers.sleeping_tier import MODULE_PATH, SleepingTier
 from inflight.kv_connector.rank_transfers import NUM_FETCH_THREADS
-from inflight.scheduler.kv_transfers import FIRST_FETCH, LAST_FETCH
+from inflight.scheduler.kv_fetches import FIRST_FETCH, LAST_FETCH
 
 BAR = 1.2
 # What the tier takes for a prompt / what computing takes. The last one answers nothing in time.

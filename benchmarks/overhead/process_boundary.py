@@ -25,10 +25,11 @@ import numpy as np
 
 from benchmarks.shared.report import emit, percentile, print_table, verdict
 from inflight import LLM
-from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
+from inflight.config.architecture import GatedMlpSpec, LayerSpec, ModelArchitecture
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine
+from inflight.config.mixers import AttentionSpec, RopeConfig
 from inflight.config.ranks import Place
 from inflight.config.resolve import resolve
 from inflight.errors import WorkerDiedError
@@ -102,7 +103,8 @@ def make_config(num_ranks: int) -> EngineConfig:
         hidden_size=8,
         layers=(
             LayerSpec(
-                attention=AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8, rope=RopeConfig()), mlp=MlpSpec(size=8)
+                mixer=AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8, rope=RopeConfig()),
+                mlp=GatedMlpSpec(size=8),
             ),
         ),
         rms_norm_eps=1e-6,

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from benchmarks.overlap.delayed_channel import DelayedChannel
 from benchmarks.shared.stand_in_model import StandInModel, StandInWorker
-from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
+from inflight.config.architecture import GatedMlpSpec, LayerSpec, ModelArchitecture
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine
+from inflight.config.mixers import AttentionSpec, RopeConfig
 from inflight.config.resolve import resolve
 from inflight.distributed.channel import Channel
 from inflight.distributed.collectives import Collectives
@@ -151,8 +152,8 @@ def _engine_config(layout: Layout, max_num_seqs: int) -> EngineConfig:
         hidden_size=64,
         layers=(
             LayerSpec(
-                attention=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=64, rope=RopeConfig()),
-                mlp=MlpSpec(size=64),
+                mixer=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=64, rope=RopeConfig()),
+                mlp=GatedMlpSpec(size=64),
             ),
         )
         * layout.num_stages,

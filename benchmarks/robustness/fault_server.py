@@ -82,6 +82,10 @@ class FaultServer(ServedProcess):
                 found[pid] = next((word.removeprefix(_TITLE) for word in words if word.startswith(_TITLE)), "")
         return {pid: title for pid, title in found.items() if title}
 
+    def anonymous_bytes(self) -> int:
+        """The memory of all its processes without the pages of files and without shared memory."""
+        return sum(_anonymous_bytes(pid) for pid in descendants(self.pid))
+
     def get(self, path: str) -> tuple[int, Any]:
         """Returns the status, and the JSON (or None) of the body; (0, None) if nobody answers."""
         connection = http.client.HTTPConnection(*self.address, timeout=10)
@@ -150,6 +154,13 @@ def is_fork_server(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return b"-m\0tests.support.fork_server\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
+
+
+def _anonymous_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError, StopIteration):  # it has just ended
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("RssAnon:")).split()[1])
+    return 0
 
 
 def _is_zombie(pid: int) -> bool:

@@ -4,8 +4,10 @@
     python -m benchmarks.faults --fault sigkill --target front-end --times 20 -- --api-server-count 2
     python -m benchmarks.faults --all -- -tp 2
     python -m benchmarks.faults --fault none --oversubscribe 4 --seconds 1800 -- -tp 2
+    python -m benchmarks.faults --fault none --seconds 3600 -- -tp 2 --kv-cache-memory-bytes 32M
     python -m benchmarks.faults --compare-off -- -tp 2
     python -m benchmarks.faults --chaos 600 --seed 1 -- -tp 2 --api-server-count 2
+    python -m benchmarks.faults --chaos 600 --memory-factor 1.1 -- -tp 2 --kv-cache-memory-bytes 32M
 
 Starts the server (the embedded model in float32; options after `--` are those of `inflight serve`) and measures its cold
 start. Then 8 clients send 100 requests each, of eight kinds, without faults: these answers are the truth. Then the clients
@@ -14,10 +16,13 @@ answered requests and a short delay. The next fault waits until the server has r
 
 Prints the requests that were lost, the answers that differ, the longest silence of a stream as a share of the cold start,
 how fast the server noticed a fault (the first line of its log after the fault), output tokens per second of a steady load
-in turns on this server after the faults and on a fresh one, and the recoveries that the server has counted.
+in turns on this server after the faults and on a fresh one, how much memory a long run (`--seconds`) has taken, and the
+recoveries that the server has counted.
 
 `--chaos` hits any process at any moment instead, also while the server starts, recovers and drains, and adds shortages: see
-fault_chaos.py. It also compares what the processes use before and after.
+fault_chaos.py. It also compares what the processes use before and after. With `--memory-factor` it first measures what a
+server and the load need without faults; then the server that is hit, and what it starts, may use so many times as much
+memory (a control group, as a container has one). A process that the kernel ends at this limit is a fault like the others.
 
 Exit code 1: a request was lost, an answer differs, the server did not recover, a fault could not happen, or the server
 counted a recovery without a fault.
@@ -55,13 +60,16 @@ from benchmarks.robustness.fault_load import Load, Outcome, steady_tokens_per_se
 from benchmarks.robustness.fault_requests import Choice, LoadRequest, difference, draw_requests
 from benchmarks.robustness.fault_server import POLL_SECONDS, FaultServer
 from benchmarks.robustness.faulty_worker import ORDERS, ORDERS_VARIABLE
+from benchmarks.robustness.memory_limit import MemoryGroup
 from benchmarks.shared.in_turns import compare_in_turns
-from benchmarks.shared.report import emit, print_table, verdict
+from benchmarks.shared.report import MIB, emit, print_table, verdict
 
 MAX_DELAY_SECONDS = 0.1  # between the answer that triggers a fault and the fault
 SILENCE_GOAL, SILENCE_GOAL_WITH_SPARE = 0.8, 0.2  # longest silence / cold start
 SPEED_GOAL, SPEED_GOAL_ON = 0.98, 0.99
 NOTICE_GOALS = {"sigkill": 0.05, "sigstop": 2.0, "two-ranks": 0.05}
+MEMORY_GOAL = 1.01  # in a long run
+MIN_MEMORY_SAMPLES = 8
 NUM_SHOWN = 5
 STEADY_STREAMS = 8
 _MAX_RECOVERIES = {"max_recoveries": 1000}  # the faults of a benchmark come faster than the default allows
@@ -78,6 +86,8 @@ class Plan:
         max_tokens: most output tokens of a request that is not a chat.
         seconds: repeat the load at least for this time. Faults happen only in the first round.
         is_chaos: whether any process is hit for `seconds`, instead of `faults`.
+        memory_factor: with `is_chaos`, the memory that the server may use, as many times what it needs without faults. None:
+            there is no limit.
         oversubscribe: how many busy processes run per core meanwhile.
         steady_tokens: output tokens of each request of the steady load; 0 leaves it out.
     """
@@ -91,6 +101,7 @@ class Plan:
     seconds: float = 0.0
     oversubscribe: int = 0
     is_chaos: bool = False
+    memory_factor: float | None = None
     steady_tokens: int = 256
     steady_rounds: int = 5
 
@@ -105,6 +116,7 @@ class Result:
         truth_silence: the longest silence of a stream without faults.
         speeds: a row: output tokens per second of the steady load on a fresh server, on this one after the faults, and their
             ratio. Empty if it was left out or failed.
+        memory: anonymous bytes of all processes of the server after each round of the load.
     """
 
     cold_start_seconds: float
@@ -114,6 +126,7 @@ class Result:
     not_injected: list[str] = field(default_factory=list)
     truth_silence: float = 0.0
     speeds: Sequence[str] = ()
+    memory: list[int] = field(default_factory=list)
     num_recoveries: Mapping[str, int] = field(default_factory=dict)
     log: str = ""
 
@@ -163,6 +176,7 @@ def run(plan: Plan) -> Result:
                 load = Load(server.address, _salted(requests, f"round {number}"), _may_break_connections(plan))
                 left = _run_with_faults(load, left, injector, random.Random(f"moments {plan.seed} {number}"), result)
                 compare(truth, load.outcomes, result)
+                result.memory.append(server.anonymous_bytes())
                 if (time.monotonic() >= end and not left) or result.lost:
                     break
         result.num_recoveries = server.num_recoveries()
@@ -176,14 +190,42 @@ def run(plan: Plan) -> Result:
 
 def run_chaos(plan: Plan) -> tuple[Result, fault_chaos.Chaos]:
     """Damage a server at all moments of its life, for `plan.seconds`. Returns what was found."""
-    rng, chaos = random.Random(f"chaos {plan.seed}"), fault_chaos.Chaos()
+    if plan.memory_factor is None:
+        return _run_chaos(plan, ())
+    with MemoryGroup() as group:
+        with group.peak() as peak:
+            _run_in_peace(plan, group.prefix)
+        limit = round(peak[0] * plan.memory_factor)
+        group.limit(limit)
+        print(f"needed without faults: {peak[0] / MIB:,.0f} MiB; limit: {limit / MIB:,.0f} MiB", flush=True)
+        result, chaos = _run_chaos(plan, group.prefix)
+        chaos.counts["processes that the kernel ended at the limit of memory"] = group.num_kills()
+        return result, chaos
+
+
+def _run_in_peace(plan: Plan, prefix: Sequence[str]) -> None:
+    """Serve the load without faults."""
+    arguments, options = _chaos_options(plan)
+    requests = draw_requests(plan.seed, plan.num_clients, plan.num_requests, plan.max_tokens)
+    with FaultServer(options, arguments=arguments, prefix=prefix) as server:
+        server.wait_until_recovered(MAX_RECOVERY_SECONDS)
+        truth_of(Load(server.address, requests), Result(server.cold_start_seconds))
+
+
+def _chaos_options(plan: Plan) -> tuple[list[str], dict[str, object]]:
     arguments = with_fault_tolerance(plan.options, {"max_recoveries": 60_000, "spare_workers": 1})
-    options = {"dtype": "float32", "shutdown_timeout": fault_chaos.DRAIN_SECONDS}
+    return arguments, {"dtype": "float32", "shutdown_timeout": fault_chaos.DRAIN_SECONDS}
+
+
+def _run_chaos(plan: Plan, prefix: Sequence[str]) -> tuple[Result, fault_chaos.Chaos]:
+    """`prefix`: a command that runs the server."""
+    rng, chaos = random.Random(f"chaos {plan.seed}"), fault_chaos.Chaos()
+    arguments, options = _chaos_options(plan)
     requests = draw_requests(plan.seed, plan.num_clients, plan.num_requests, plan.max_tokens)
     with tempfile.TemporaryDirectory(prefix="faults-") as name, fault_chaos.small_folder(Path(name)) as is_small:
         folder = Path(name)
         kinds = [kind for kind in fault_chaos.SHORTAGES if is_small or kind != "disk"]
-        server = fault_chaos.ChaosServer(rng, chaos, options, {"TMPDIR": name}, arguments=arguments)
+        server = fault_chaos.ChaosServer(rng, chaos, options, {"TMPDIR": name}, arguments=arguments, prefix=prefix)
         with server:
             result = Result(server.cold_start_seconds)
             server.wait_until_recovered(MAX_RECOVERY_SECONDS)
@@ -368,6 +410,16 @@ def report(plan: Plan, result: Result) -> None:
     ]
     for name in sorted({each.fault.name for each in result.injected}):
         rows += _fault_rows(name, [each for each in result.injected if each.fault.name == name])
+    if len(result.memory) >= MIN_MEMORY_SAMPLES:
+        growth = memory_growth(result.memory)
+        rows.append(
+            [
+                "memory of its processes, last quarter / second quarter of the time",
+                f"{growth:.3f} of {result.memory[-1] / MIB:,.0f} MiB",
+                MEMORY_GOAL,
+                verdict(growth <= MEMORY_GOAL),
+            ]
+        )
     if result.speeds:
         _, fresh, after, ratio = result.speeds
         rows.append(["tokens/s of a fresh server, and after the faults", f"{fresh}, {after}", "", ""])
@@ -375,6 +427,12 @@ def report(plan: Plan, result: Result) -> None:
             ["tokens/s after the faults / fresh", ratio, SPEED_GOAL, verdict(float(ratio.split()[0]) >= SPEED_GOAL)]
         )
     print_table(["what", "value", "goal", ""], rows)
+
+
+def memory_growth(samples: Sequence[int]) -> float:
+    """Median of the last quarter / median of the second: the first quarter is warm-up."""
+    quarter = len(samples) // 4
+    return statistics.median(samples[-quarter:]) / statistics.median(samples[quarter : 2 * quarter])
 
 
 def _fault_rows(name: str, injected: Sequence[Injected]) -> list[Sequence[object]]:
@@ -415,6 +473,12 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64, help="most output tokens of a request [%(default)s]")
     parser.add_argument("--seconds", type=float, default=0.0, help="repeat the load for this time")
     parser.add_argument("--chaos", type=float, metavar="SECONDS", help="hit any process for this time")
+    parser.add_argument(
+        "--memory-factor",
+        type=float,
+        metavar="FACTOR",
+        help="with --chaos: limit memory to so many times what is needed",
+    )
     parser.add_argument("--oversubscribe", type=int, default=0, help="busy processes per core [%(default)s]")
     parser.add_argument(
         "--steady-tokens", type=int, default=256, help="output tokens of a steady request; 0: none [%(default)s]"
@@ -426,12 +490,15 @@ def main() -> None:
     parser.add_argument("--log", action="store_true", help="print the server's log, too")
     parser.add_argument("options", nargs="*", help="of inflight serve, after --")
     args = parser.parse_args()
+    if args.memory_factor is not None and (args.chaos is None or args.memory_factor < 1):
+        parser.error("--memory-factor is at least 1, and goes with --chaos")
     kinds = list(FAULTS) if args.all else [kind for kind in args.fault or [] if kind != "none"]
     faults = [Fault(kind, args.target) for kind in kinds for _ in range(args.times)]
     random.Random(args.seed).shuffle(faults)
     plan = Plan(
         faults=faults, options=args.options, num_clients=args.clients, num_requests=args.requests, max_tokens=args.max_tokens,
-        seed=args.seed, seconds=args.chaos or args.seconds, is_chaos=args.chaos is not None, oversubscribe=args.oversubscribe,
+        seed=args.seed, seconds=args.chaos or args.seconds, is_chaos=args.chaos is not None,
+        memory_factor=args.memory_factor, oversubscribe=args.oversubscribe,
         steady_tokens=args.steady_tokens, steady_rounds=args.rounds,
     )  # fmt: skip
     if args.compare_off:

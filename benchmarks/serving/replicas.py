@@ -167,7 +167,7 @@ async def burst() -> list[Row]:
         requests = [await engine.process(str(i), prompt, params) for i, prompt in enumerate(prompts)]
         streams = [engine.submit(request, kind=RequestOutputKind.FINAL_ONLY) for request in requests]
         tokens = [0] * 4
-        for state in engine._outputs.unfinished():  # `AsyncLLM` has no public method for this
+        for state in engine._requests.outputs.unfinished():  # `AsyncLLM` has no public method for this
             tokens[state.engine] += len(state.request.prompt_token_ids)
         for stream in streams:
             async for _ in stream:

@@ -18,6 +18,7 @@ import random
 import statistics
 import time
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -82,7 +83,7 @@ class Replica:
             self._blocks[name] = None
             self._blocks.move_to_end(name)
         removed = [self._blocks.popitem(last=False)[0] for _ in range(len(self._blocks) - self._num_blocks)]
-        self.cached.apply(CachedBlocks(stored=b"".join(stored), removed=b"".join(removed), is_first=False))
+        self.cached.apply(CachedBlocks(stored=_reported(stored), removed=_reported(removed), is_first=False))
 
     def tick(self, num_tokens: int) -> None:
         while self._queue and num_tokens > 0:
@@ -93,6 +94,11 @@ class Replica:
         state: dict[str, Any] = {"num_running": 0, "num_waiting": len(self._queue)}
         stats = SchedulerStats(step_id=0, num_waiting_tokens=sum(self._queue), kv_cache_usage=0.0, **state)
         self.admission.reported(stats, self._num_received)
+
+
+def _reported(names: Iterable[bytes]) -> bytes:
+    """The names of blocks of full attention, as an engine reports them: each with the number of its kind of layers."""
+    return b"".join(name + b"\0" for name in names)
 
 
 def simulate(num_replicas: int, num_sessions: int, num_turns: int) -> list[tuple[str, str]]:

@@ -75,8 +75,8 @@ class MockTokensWorker(WorkerBase):
         if len(plan.grammar_rows):
             raise NotImplementedError("the mock executor draws no tokens under a grammar")
         for new in plan.new_requests:
-            if new.sampling.params.logprobs is not None or new.sampling.params.prompt_logprobs is not None:
-                raise NotImplementedError("the mock executor has no log-probabilities")
+            if new.sampling.params.logprobs is not None or new.parts:
+                raise NotImplementedError("the mock executor has neither log-probabilities nor results of parts")
             self._keys[new.slot] = prompt_key(new.token_ids[: new.num_prompt_tokens])
         positions = (plan.num_computed_tokens + plan.num_scheduled_tokens)[plan.samples]
         drawn = _draw(self._tokens, self._keys[plan.slots[plan.samples]], positions)

@@ -83,7 +83,7 @@ class Needs:
         query = sum(each.num_heads * each.head_dim for each in architecture.attentions)
         key_value = sum(each.num_kv_heads * each.head_dim for each in architecture.attentions)
         return cls(
-            layer_weights=hidden * (2 * query + 2 * key_value + 3 * sum(layer.mlp.size for layer in layers)),
+            layer_weights=hidden * (2 * query + 2 * key_value + sum(layer.mlp.num_features for layer in layers)),
             head_weights=hidden * architecture.vocab_size,
             kv_bytes_per_token=2 * key_value * KV_BYTES,
             operations_per_pair=4 * query,

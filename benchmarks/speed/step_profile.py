@@ -26,7 +26,7 @@ from benchmarks.shared.models import add_model_arguments, model_folder
 from benchmarks.shared.observed_engine import ObservedEngine
 from benchmarks.shared.report import emit, print_table
 from benchmarks.speed.roofline import KV_BYTES, WEIGHT_BITS, Machine, Needs, measure_machine
-from inflight.config.architecture import ModelArchitecture
+from inflight.config.architecture import GatedMlpSpec, ModelArchitecture
 from inflight.config.engine_args import EngineArgs
 from inflight.config.parse_architecture import parse_architecture
 from inflight.entrypoints.cli.workloads import Workload
@@ -163,8 +163,9 @@ def least_seconds(
     architecture: ModelArchitecture, machine: Machine, weight_format: str, *, tokens: int, rows: int, prompt: int
 ) -> dict[str, float]:
     """By kind, for a step of decodes with `prompt` tokens of context each, or (one row) of a prompt's `tokens`."""
-    layer = architecture.layers[0]
-    hidden, inner, layers = architecture.hidden_size, layer.mlp.size, architecture.num_layers
+    mlp = architecture.layers[0].mlp
+    assert isinstance(mlp, GatedMlpSpec), mlp
+    hidden, inner, layers = architecture.hidden_size, mlp.size, architecture.num_layers
     attention = architecture.attentions[0]
     query, key_value = (count * attention.head_dim for count in (attention.num_heads, attention.num_kv_heads))
     weights = {

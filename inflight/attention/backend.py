@@ -1,7 +1,9 @@
 """`AttentionBackend`: paged attention for one kind of device. `Rotation`: the rotary embedding of a step's tokens."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -92,6 +94,9 @@ class LayerCache(NamedTuple):
     params: AttentionParams
 
 
+MetadataBuilder = Callable[[AttentionInputs], AttentionMetadata]
+
+
 class AttentionBackend(ABC):
     """Reads and writes the KV cache of attention layers.
 
@@ -120,9 +125,9 @@ class AttentionBackend(ABC):
             return arena[:, start : start + spec.block_bytes]
         return self.kv_cache_view(arena, spec, layer_index)
 
-    def layer_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> AttentionMetadata:
-        """Makes the data of a step that the layers of a KV group share, attention or recurrent."""
-        return self.build_state_metadata(inputs, spec) if spec.is_state else self.build_metadata(inputs, spec)
+    def metadata_builder(self, spec: KVCacheSpec) -> MetadataBuilder:
+        """Returns the function that makes the data of a step for the layers of a KV group, attention or recurrent."""
+        return partial(self.build_state_metadata if spec.is_state else self.build_metadata, spec=spec)
 
     def kv_cache_view(self, arena: torch.Tensor, spec: KVCacheSpec, layer_index: int) -> torch.Tensor:
         """Returns one layer's cache: a typed, strided view of `arena` (uint8, `[num_blocks, block_bytes]`), not a copy.

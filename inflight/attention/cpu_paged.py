@@ -14,9 +14,10 @@ import torch
 from inflight.attention.backend import AttentionBackend, AttentionParams, LayerCache, bytes_of_layer, copied
 from inflight.attention.metadata import AttentionInputs, AttentionMetadata, StateMetadata
 from inflight.interface.kv_cache import KVCacheSpec
+from inflight.kernels.cpu.call_checks import require
 from inflight.kernels.cpu.functions import DTYPES, AttentionStep, HeadLayout
 from inflight.kernels.cpu.functions import AttentionParams as KernelParams
-from inflight.kernels.cpu.limits import attention_problem, require, require_supported
+from inflight.kernels.cpu.limits import attention_problem, require_attention
 
 CACHE_DTYPES = {**DTYPES, torch.int8: 2}  # the values of `DType` in kernels.h
 SCALE_BYTES = 4  # of a head and a token in int8
@@ -58,7 +59,7 @@ class CpuPagedBackend(AttentionBackend):
         """
         layer = bytes_of_layer(arena, spec, layer_index)
         dtype = torch.float32 if layer.dtype == torch.int8 else layer.dtype
-        require_supported(attention_problem(spec.head_dim, None, spec.block_size, dtype, layer.dtype))
+        require_attention(spec.head_dim, None, spec.block_size, dtype, layer.dtype)
         require(
             layer[0].nbytes == spec.block_bytes, f"layer {layer_index} needs {spec.block_bytes} bytes of a block", arena
         )
@@ -135,7 +136,7 @@ class CpuPagedBackend(AttentionBackend):
         kv_cache, metadata, params = cache
         num_tokens, num_heads, head_dim = query.shape
         num_kv_heads = _num_kv_heads(kv_cache, params.value_dim)
-        require_supported(attention_problem(head_dim, params.value_dim, block_size, query.dtype, kv_cache.dtype))
+        require_attention(head_dim, params.value_dim, block_size, query.dtype, kv_cache.dtype)
         bytes_of_head = head_dim + SCALE_BYTES if kv_cache.dtype == torch.int8 else head_dim
         num_new = key.shape[1]
         fit = (

@@ -51,7 +51,8 @@ class StateMetadata(AttentionMetadata):
             )
             places = partial(_state_place, table, size, self.num_states)
             source = places(position) if position else None
-            start, keeps_each = position, 1 < end - position <= self.num_states
+            start = position
+            keeps_each = 1 < end - position <= self.num_states
             while position < end:
                 position = position + 1 if keeps_each else min(end, (position // size + 1) * size)
                 target = places(position)

@@ -41,7 +41,8 @@ class TorchSdpaBackend(AttentionBackend):
     """The backend in plain torch, for tensors on the CPU. It has no state."""
 
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> TorchSdpaMetadata:
-        size, table = spec.block_size, inputs.block_table.astype(np.int64)
+        size = spec.block_size
+        table = inputs.block_table.astype(np.int64)
         lengths = np.diff(inputs.query_start_loc)
         rows = np.repeat(np.arange(len(lengths)), lengths)
         positions = np.arange(len(rows)) + (inputs.num_computed_tokens - inputs.query_start_loc[:-1])[rows]
@@ -89,8 +90,9 @@ class TorchSdpaBackend(AttentionBackend):
 
 def _row(block_ids: np.ndarray, first_token: int, num_computed: int, seq_len: int, spec: KVCacheSpec) -> Row:
     """`block_ids`: the row of this request in the block table."""
-    window = num_computed if spec.sliding_window is None else spec.sliding_window - 1
-    first_block = max(0, num_computed - window) // spec.block_size
+    first_block = 0
+    if spec.sliding_window is not None:
+        first_block = max(0, num_computed - spec.sliding_window + 1) // spec.block_size
     seen = block_ids[first_block : -(-seq_len // spec.block_size)]
     return Row(first_token, num_computed, seq_len, first_block * spec.block_size, torch.from_numpy(seen))
 
@@ -102,7 +104,8 @@ def _attend(
 
     Several query heads share a key head. `expand` gives each of them a view of the key head, so the key head is not copied.
     """
-    num_kv_heads, per_head = len(keys), query.shape[1] // len(keys)
+    num_kv_heads = len(keys)
+    per_head = query.shape[1] // len(keys)
     heads = query.reshape(len(query), num_kv_heads, per_head, -1).permute(1, 2, 0, 3)
     keys, values = (x[:, None].expand(-1, per_head, -1, -1) for x in (keys, values))
     # `heads` is [num_kv_heads, per_head, num_queries, head_dim]
@@ -122,6 +125,7 @@ def _attend_with_cap_and_sinks(
         scores = scores.div_(params.soft_cap).tanh_().mul_(params.soft_cap)
     scores = scores.masked_fill_(~visible, -torch.inf)
     if params.sinks is not None:
-        scores = torch.cat((scores, params.sinks.view(*heads.shape[:2], 1, 1).expand(*scores.shape[:-1], 1)), dim=-1)
+        sinks = params.sinks.view(*heads.shape[:2], 1, 1)
+        scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
     weights = scores.softmax(dim=-1)[..., : keys.shape[2]]
     return (weights @ values.float()).to(heads.dtype)

@@ -54,7 +54,8 @@ class TritonPagedBackend(AttentionBackend):
         self, device: torch.device, *, num_multiprocessors: int, max_shared_bytes: int = LEAST_SHARED_BYTES
     ) -> None:
         self._device = device
-        self._num_multiprocessors, self._max_shared_bytes = num_multiprocessors, max_shared_bytes
+        self._num_multiprocessors = num_multiprocessors
+        self._max_shared_bytes = max_shared_bytes
         self._scratch: dict[tuple[int, int], DecodeScratch] = {}  # by query heads per key head, and head_dim
 
     def scratch_bytes(self, spec: KVCacheSpec, *, per_head: int, num_threads: int) -> int:
@@ -83,7 +84,8 @@ class TritonPagedBackend(AttentionBackend):
     def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> Tensor:
         copied = torch.from_numpy(np.array(array, dtype=np.int32))
         # `torch.tensor` cannot pin an array of numpy
-        return (copied.pin_memory() if self._device.type == "cuda" else copied).to(self._device, non_blocking=True)
+        pinned = copied.pin_memory() if self._device.type == "cuda" else copied
+        return pinned.to(self._device, non_blocking=True)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache) -> Tensor:
         return self.attend(torch.cat((query, key, value), dim=1), None, None, cache, num_heads=query.shape[1])

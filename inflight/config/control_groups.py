@@ -28,9 +28,11 @@ def groups_of(controller: str, root: Path = ROOT) -> Iterator[ControlGroup]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            top, version = mount, 2
+            top = mount
+            version = 2
         elif controller in controllers.split(","):
-            top, version = mount / controller, 1
+            top = mount / controller
+            version = 1
         else:
             continue
         # In a container, `path` may be a path on the host, which does not exist here. Then the top of the mount is the
@@ -54,6 +56,7 @@ def _cpu_quota(group: ControlGroup) -> float | None:
     except OSError:
         return None
     # processor time and period, both in microseconds; "max" or -1 means no limit
-    if len(words) != 2 or not all(word.isdecimal() and int(word) > 0 for word in words):
+    are_positive = all(word.isdecimal() and int(word) > 0 for word in words)
+    if len(words) != 2 or not are_positive:
         return None
     return int(words[0]) / int(words[1])

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from inflight.errors import ConfigError
 
-AUTO, OFF = "auto", "off"
+AUTO = "auto"
+OFF = "off"
 _MAX_CORE = 2**15
 
 

@@ -16,7 +16,9 @@ from inflight.errors import ConfigError
 
 # constants of cuda.h: a CUresult, and three CUdevice_attribute
 _NO_DEVICE = 100
-_MULTIPROCESSOR_COUNT, _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 16, 75, 76
+_MULTIPROCESSOR_COUNT = 16
+_CAPABILITY_MAJOR = 75
+_CAPABILITY_MINOR = 76
 _MAX_NAME_BYTES = 256  # the size of our buffer for the name of a GPU
 
 _TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*'(\d+)\.(\d+)", re.MULTILINE)
@@ -95,12 +97,15 @@ def read_torch_cuda(torch_folder: Path | None) -> Version | None:
 
 def _find_torch() -> Path | None:
     spec = importlib.util.find_spec("torch")
-    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent
 
 
 def _read_gpu(call: Callable[..., None], ordinal: int) -> Gpu:
     device = _integer_of(lambda out: call("cuDeviceGet", out, ctypes.c_int(ordinal)))
-    name, num_bytes = ctypes.create_string_buffer(_MAX_NAME_BYTES), ctypes.c_size_t()
+    name = ctypes.create_string_buffer(_MAX_NAME_BYTES)
+    num_bytes = ctypes.c_size_t()
     call("cuDeviceGetName", name, ctypes.c_int(_MAX_NAME_BYTES), ctypes.c_int(device))
     call("cuDeviceTotalMem_v2", ctypes.byref(num_bytes), ctypes.c_int(device))
     major, minor, multiprocessors = (

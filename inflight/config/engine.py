@@ -121,7 +121,9 @@ class SchedulerConfig:
     @property
     def max_depth(self) -> int:
         """The most steps that may be in flight, for any stagger that the start may choose."""
-        return self.depth if self.max_stagger is None else max(self.depth, self.max_stagger + 1)
+        if self.max_stagger is None:
+            return self.depth
+        return max(self.depth, self.max_stagger + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +161,8 @@ class ParallelConfig:
     @property
     def places(self) -> tuple[Place, ...]:
         """Where the ranks run, if they are split evenly over the nodes."""
-        machines = [node for node in range(self.nnodes) for _ in ranks_of_node(self.world_size, self.nnodes, node)]
+        nodes = range(self.nnodes)
+        machines = [node for node in nodes for _ in ranks_of_node(self.world_size, self.nnodes, node)]
         return places_on(machines, replica=self.replica_index, num_replicas=len(self.replicas))
 
     @property

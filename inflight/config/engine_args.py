@@ -339,7 +339,9 @@ class EngineArgs:
     def served_replicas(self) -> range:
         """The numbers of all replicas behind this server, those on other machines included."""
         is_alone = self.data_parallel_hybrid_lb or self.data_parallel_rank is not None
-        return self.replicas if is_alone or not self.data_parallel_address else range(self.data_parallel_size)
+        if is_alone or not self.data_parallel_address:
+            return self.replicas
+        return range(self.data_parallel_size)
 
     @property
     def routes_by_prefix(self) -> bool:
@@ -414,8 +416,10 @@ class EngineArgs:
                 yield f"{target} with enable_chunked_prefill=False: a prompt cannot be split; leave one of them out"
 
     def _replica_conflicts(self) -> Iterator[str]:
-        size, rank = self.data_parallel_size, self.data_parallel_rank
-        local, start = self.data_parallel_size_local, self.data_parallel_start_rank
+        size = self.data_parallel_size
+        rank = self.data_parallel_rank
+        local = self.data_parallel_size_local
+        start = self.data_parallel_start_rank
         place = f"data_parallel_start_rank={start}" if start else f"data_parallel_size_local={local}"
         if rank is not None and (self.data_parallel_hybrid_lb or start or local not in (None, 1)):
             other = "data_parallel_hybrid_lb=True" if self.data_parallel_hybrid_lb else place

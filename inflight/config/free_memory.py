@@ -10,7 +10,7 @@ from pathlib import Path
 from inflight.config.control_groups import ROOT, ControlGroup, groups_of
 
 # version of control groups -> file of the limit, file of the usage
-_MEMORY_FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
+MEMORY_FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
 # Version of control groups -> fields of memory.stat with memory that counts as used, and that the kernel takes back when a
 # process needs it. A file that is read once is in the page cache as "inactive", one that is read twice is "active". Pages of
 # tmpfs and of locked files are in neither of them.
@@ -19,7 +19,7 @@ _RECLAIMABLE = {
     2: ("inactive_file", "active_file", "slab_reclaimable"),
 }
 # Version of control groups -> file and field with the number of processes that the kernel has ended at the limit
-_KILLS = {1: ("memory.oom_control", "oom_kill"), 2: ("memory.events", "oom_kill")}
+KILLS = {1: ("memory.oom_control", "oom_kill"), 2: ("memory.events", "oom_kill")}
 
 
 def available_bytes(root: Path = ROOT) -> int:
@@ -37,14 +37,17 @@ def is_limited(root: Path = ROOT) -> bool:
 
 def _host_available_bytes(root: Path) -> int:
     available = read_field(root / "proc/meminfo", "MemAvailable:")
-    return available * 1024 if available is not None else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if available is not None:
+        return available * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cgroup_headrooms(root: Path) -> Iterator[int]:
     """Yields limit minus use for each control group that has a limit, from the process's own group up to the root."""
     for group in groups_of("memory", root):
-        limit_name, usage_name = _MEMORY_FILES[group.version]
-        limit, usage = _read_int(group.folder / limit_name), _read_int(group.folder / usage_name)
+        limit_name, usage_name = MEMORY_FILES[group.version]
+        limit = _read_int(group.folder / limit_name)
+        usage = _read_int(group.folder / usage_name)
         if limit is not None and usage is not None:
             yield limit - max(0, usage - _reclaimable_bytes(group))
 
@@ -58,7 +61,7 @@ def count_memory_kills(root: Path = ROOT) -> int:
     group of this process. 0 if the kernel does not count them."""
     counts = [read_field(root / "proc/vmstat", "oom_kill") or 0]
     for group in groups_of("memory", root):
-        name, field = _KILLS[group.version]
+        name, field = KILLS[group.version]
         counts.append(read_field(group.folder / name, field) or 0)
     return sum(counts)
 

@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from inflight.config.families import FAMILIES
-from inflight.config.gguf_file import GgufFile, GgufStrings, read_gguf
+from inflight.config.families.family import Family
+from inflight.config.gguf_file import GgufFile, GgufStrings
+from inflight.config.gguf_parts import read_gguf
 from inflight.config.separate_quantization import with_separate_quantization
 from inflight.config.stored_dtype import with_stored_dtype
 from inflight.hub import read_config
 
-_FAMILIES = {family.gguf_name: family for family in FAMILIES if family.gguf_name is not None}
+_FAMILIES = [family for family in FAMILIES if family.gguf_name is not None]
 
 # Keys without the architecture's name ("context_length" for "llama.context_length") -> fields of config.json
 _FIELDS = {
@@ -32,10 +34,23 @@ _FIELDS = {
 }
 # Other keys that are accepted: functions below read them, or they do not change the result of these architectures.
 _OTHER_FIELDS = """
-    vocab_size attention.value_length attention.layer_norm_epsilon attention.causal expert_count expert_used_count
+    vocab_size attention.value_length attention.layer_norm_epsilon attention.causal
     rope.dimension_count rope.scaling.type rope.scaling.factor rope.scaling.original_context_length rope.scaling.finetuned
     rope.scale_linear tensor_data_layout
 """.split()
+# Keys -> the values with which they change nothing
+_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
+    "attention.causal": (True,),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "expert_shared_count": (0,),
+    "expert_weights_scale": (0, 1),
+    "expert_weights_norm": (True,),  # families whose config.json says it read the key
+    "expert_gating_func": (0, 1),  # a softmax
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "leading_dense_block_count": (0,),
+}
 ROPE_FACTORS = "rope_freqs.weight"
 _LONG_FACTORS = ("rope_factors_long", "rope_factors_short")
 FACTORS = (ROPE_FACTORS, *(f"{name}.weight" for name in _LONG_FACTORS))
@@ -65,7 +80,8 @@ def in_terms_of_gguf(problem: str, path: Path, config: Mapping[str, object]) -> 
     names = config.get("architectures")
     family = next((each for each in FAMILIES if isinstance(names, list) and each.architecture in names), None)
     problem = problem.replace("config.json", str(path))
-    for key, field in _FIELDS.items():
+    own = {} if family is None else family.gguf_names
+    for key, field in {**_FIELDS, **own}.items():
         if family is not None and re.search(rf"\b{field}\b", problem):
             also = " or max_model_len (--max-model-len)" if key == "context_length" else ""
             problem += (
@@ -82,13 +98,8 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
         UnsupportedModelError: the architecture or a field is not supported.
     """
     _refuse_other_kinds(file)
-    architecture = file.metadata.get("general.architecture")
-    family = _FAMILIES.get(architecture) if isinstance(architecture, str) else None
-    if family is None:
-        raise file.refusal(
-            f"general.architecture={architecture!r} is not supported; supported are {', '.join(_FAMILIES)}"
-        )
-    prefix = f"{architecture}."
+    family = gguf_family(file)
+    prefix = f"{family.gguf_name}."
     keys = (*family.gguf_names, *family.gguf_keys)
     per_layer = {f"{prefix}{key}" for key in keys}
     given = {key.removeprefix(prefix): _plain(file, key, per_layer) for key in file.metadata if key.startswith(prefix)}
@@ -110,14 +121,23 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
     return config | family.from_gguf({**given, "attention.key_length": config["head_dim"]})
 
 
+def gguf_family(file: GgufFile) -> Family:
+    """
+    Raises:
+        UnsupportedModelError: no family is called as the file says.
+    """
+    architecture = file.metadata.get("general.architecture")
+    called_so = [family for family in _FAMILIES if family.gguf_name == architecture]
+    if not called_so:
+        names = dict.fromkeys(str(family.gguf_name) for family in _FAMILIES)
+        raise file.refusal(f"general.architecture={architecture!r} is not supported; supported are {', '.join(names)}")
+    num_experts = file.metadata.get(f"{architecture}.expert_count", 0)
+    has_experts = isinstance(num_experts, int) and num_experts > 0
+    return next((family for family in called_so if family.gguf_has_experts == has_experts), called_so[0])
+
+
 def _refuse_other_kinds(file: GgufFile) -> None:
-    """Refuses files that are a part of a model, or no model."""
-    num_parts, part = file.metadata.get("split.count", 0), file.metadata.get("split.no", 0)
-    if isinstance(num_parts, int) and isinstance(part, int) and num_parts > 1:
-        raise file.refusal(
-            f"this is part {part + 1} of {num_parts} of a model that is split over several files, which is not "
-            "supported; merge them with llama.cpp's llama-gguf-split --merge"
-        )
+    """Refuses files that are no model."""
     kind = file.metadata.get("general.type", "model")
     if kind != "model":
         raise file.refusal(f"this is not a whole model: its general.type is {kind!r}")
@@ -148,10 +168,8 @@ def _refuse_unserved_fields(file: GgufFile, prefix: str, unread: Mapping[str, ob
         neutral = key in _FIELDS or key in _OTHER_FIELDS
         if key == "attention.sliding_window":  # a window as long as the context has no effect
             neutral = isinstance(value, int) and isinstance(context, int) and (value == 0 or value >= context)
-        elif key in ("expert_count", "expert_used_count"):
-            neutral = value == 0
-        elif key == "attention.causal":
-            neutral = value is True
+        elif key in _NEUTRAL_VALUES:
+            neutral = value in _NEUTRAL_VALUES[key]
         if not neutral:
             raise file.refusal(f"{prefix}{key}={value!r} is not supported; it could change the result")
 
@@ -160,7 +178,8 @@ def _check_head_dim(file: GgufFile, prefix: str, given: Mapping[str, object], co
     """If the file has no key for head_dim, set it to hidden_size / number of heads. Refuse a file whose value heads or rotary
     embedding have another size."""
     if "head_dim" not in config:
-        size, heads = config.get("hidden_size"), config.get("num_attention_heads")
+        size = config.get("hidden_size")
+        heads = config.get("num_attention_heads")
         if not (isinstance(size, int) and isinstance(heads, int) and heads > 0 and size % heads == 0):
             raise file.refusal(
                 f"{prefix}embedding_length={size!r} and {prefix}attention.head_count={heads!r} give no head size"
@@ -193,7 +212,8 @@ def _rope_scaling(
     kind = given.get("rope.scaling.type", "none")
     factor = given.get("rope.scaling.factor")
     if "rope.scale_linear" in given:  # the spelling of old files
-        kind, factor = "linear", given["rope.scale_linear"]
+        kind = "linear"
+        factor = given["rope.scale_linear"]
     if ROPE_FACTORS in file.tensors:
         if kind != "none":
             raise file.refusal(f"{prefix}rope.scaling.type={kind!r} together with {ROPE_FACTORS} is not supported")
@@ -215,7 +235,8 @@ def _llama3_rope(file: GgufFile, config: Mapping[str, object]) -> dict[str, obje
         UnsupportedModelError: no factor, together with `_LLAMA3_ROPE`, gives the divisors in the file.
     """
     tensor = file.tensors[ROPE_FACTORS]
-    theta, head_dim = config.get("rope_theta", 10000.0), config["head_dim"]
+    theta = config.get("rope_theta", 10000.0)
+    head_dim = config["head_dim"]
     if not isinstance(head_dim, int):
         return None  # `parse_architecture` refuses it
     if (
@@ -229,7 +250,8 @@ def _llama3_rope(file: GgufFile, config: Mapping[str, object]) -> dict[str, obje
             return None
         factor = float(divisors.max())
         wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-        low, high = _LLAMA3_ROPE["low_freq_factor"], _LLAMA3_ROPE["high_freq_factor"]
+        low = _LLAMA3_ROPE["low_freq_factor"]
+        high = _LLAMA3_ROPE["high_freq_factor"]
         kept = np.clip((_LLAMA3_ROPE["original_max_position_embeddings"] / wavelengths - low) / (high - low), 0, 1)
         is_scaled = 1 < factor < math.inf
         if is_scaled and np.allclose(divisors * ((1 - kept) / factor + kept), 1, rtol=0, atol=_FACTOR_TOLERANCE):

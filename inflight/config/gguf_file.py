@@ -1,4 +1,4 @@
-"""`read_gguf`: reads the header of a GGUF file, which has the metadata and the place of each tensor. It reads no tensor.
+"""`read_part`: reads the header of a GGUF file, which has the metadata and the place of each tensor. It reads no tensor.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian:
 
@@ -19,50 +19,20 @@ from pathlib import Path
 
 import numpy as np
 
+from inflight.config.gguf_types import GgufType, gguf_types, type_name
 from inflight.errors import CheckpointError, UnsupportedModelError
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
-_DEFAULT_ALIGNMENT, _MAX_ALIGNMENT = 32, 2**16
+_DEFAULT_ALIGNMENT = 32
+_MAX_ALIGNMENT = 2**16
 _MAX_SIZE = 2**48  # largest size of one dimension
 
 _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 10: "<Q", 11: "<q", 12: "<d"}
-_BOOL, _STRING, _ARRAY = 7, 8, 9
-
-
-@dataclass(frozen=True)
-class GgufType:
-    """A tensor type: `block_bytes` hold `block_size` neighbouring weights of a row."""
-
-    name: str
-    block_size: int
-    block_bytes: int
-
-
-# The types that are read, by their number in the format.
-GGUF_TYPES = {
-    number: GgufType(*entry)
-    for number, entry in {
-        0: ("F32", 1, 4),
-        1: ("F16", 1, 2),
-        2: ("Q4_0", 32, 18),
-        3: ("Q4_1", 32, 20),
-        6: ("Q5_0", 32, 22),
-        7: ("Q5_1", 32, 24),
-        8: ("Q8_0", 32, 34),
-        12: ("Q4_K", 256, 144),
-        13: ("Q5_K", 256, 176),
-        14: ("Q6_K", 256, 210),
-        30: ("BF16", 1, 2),
-    }.items()
-}
-# The types that are refused, with their names for the error.
-_OTHER_TYPES = {
-    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
-    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0",
-    35: "TQ2_0", 39: "MXFP4",
-}  # fmt: skip
+_BOOL = 7
+_STRING = 8
+_ARRAY = 9
 
 
 @dataclass(frozen=True)
@@ -80,8 +50,9 @@ GgufValue = int | float | bool | str | np.ndarray | GgufStrings  # arrays have o
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """`shape` has the outermost dimension first, as in torch. `start` is an offset from the beginning of the file."""
+    """`shape` has the outermost dimension first, as in torch. `start` is an offset from the beginning of the file `path`."""
 
+    path: Path
     shape: tuple[int, ...]
     type: GgufType
     start: int
@@ -93,11 +64,17 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """The content of a header. The file itself is not kept open."""
+    """The content of a header, or of the headers of all parts of a model. The files themselves are not kept open. `path` is the
+    first part."""
 
     path: Path
     metadata: Mapping[str, GgufValue]
     tensors: Mapping[str, GgufTensor]
+
+    @property
+    def paths(self) -> list[Path]:
+        """All parts."""
+        return sorted({self.path, *(tensor.path for tensor in self.tensors.values())})
 
     def refusal(self, problem: str) -> UnsupportedModelError:
         return UnsupportedModelError(f"{self.path}: {problem}")
@@ -119,15 +96,16 @@ class GgufFile:
         num_rows = total - row if num_rows is None else num_rows
         assert 0 <= row < row + num_rows <= total, (name, row, num_rows)
         try:
-            return np.memmap(self.path, np.uint8, "c", tensor.start + row * row_bytes, (num_rows, row_bytes))
+            return np.memmap(tensor.path, np.uint8, "c", tensor.start + row * row_bytes, (num_rows, row_bytes))
         except (OSError, ValueError) as error:  # the file became shorter after its header was read
-            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
+            raise CheckpointError(f"{tensor.path} cannot be read: {error}") from error
 
 
-def read_gguf(path: Path) -> GgufFile:
+def read_part(path: Path) -> GgufFile:
     """
     Raises:
         CheckpointError: the file cannot be read, is no GGUF file, contradicts itself, or has tensors of an unknown type.
+        ConfigError: the package `gguf` is not installed.
     """
     data = _map(path)
     cursor = _Cursor(path, data, 0, len(data))
@@ -163,7 +141,9 @@ def read_gguf(path: Path) -> GgufFile:
 
 def _map(path: Path) -> memoryview:
     try:
-        return np.memmap(path, np.uint8, "r").data if path.stat().st_size else memoryview(b"")
+        if not path.stat().st_size:
+            return memoryview(b"")
+        return np.memmap(path, np.uint8, "r").data
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
@@ -244,7 +224,9 @@ class _Cursor:
     def _skip_strings(self, count: int) -> None:
         """Move behind `count` strings. For speed, this loop calls no method of the cursor: a tokenizer can have 300,000 strings
         (tokens and merges)."""
-        data, position, stop = self._data, self.position, self._stop
+        data = self._data
+        position = self.position
+        stop = self._stop
         unpack_from = struct.Struct("<Q").unpack_from
         for _ in range(count):
             if stop - position < 8:
@@ -267,18 +249,17 @@ def _alignment(cursor: _Cursor, metadata: Mapping[str, GgufValue]) -> int:
 def _tensor(
     cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int, offset: int, data_start: int, alignment: int
 ) -> GgufTensor:
-    if kind not in GGUF_TYPES:
+    types = gguf_types()
+    if kind not in types:
         raise CheckpointError(
-            f"{cursor.path}: {name} is stored as {_OTHER_TYPES.get(kind, f'type {kind}')}, which is not read; supported: "
-            f"{', '.join(each.name for each in GGUF_TYPES.values())}: use a file made with Q4_K_M, Q4_0 or Q8_0"
+            f"{cursor.path}: {name} is stored as {type_name(kind)}, which is not read; supported: "
+            f"{', '.join(each.name for each in types.values())}: use a file made with Q4_K_M, Q4_0 or Q8_0"
         )
-    if shape[-1] % GGUF_TYPES[kind].block_size:
-        raise cursor.corrupt(
-            f"{name!r} has rows of {shape[-1]} weights, not a multiple of {GGUF_TYPES[kind].block_size}"
-        )
+    if shape[-1] % types[kind].block_size:
+        raise cursor.corrupt(f"{name!r} has rows of {shape[-1]} weights, not a multiple of {types[kind].block_size}")
     if offset % alignment:
         raise cursor.corrupt(f"{name!r} is at offset {offset}, which is not aligned to {alignment}")
-    return GgufTensor(shape, GGUF_TYPES[kind], data_start + offset)
+    return GgufTensor(cursor.path, shape, types[kind], data_start + offset)
 
 
 def _check_extents(cursor: _Cursor, tensors: Mapping[str, GgufTensor], data_start: int, alignment: int) -> None:

@@ -46,7 +46,8 @@ def resolve_kv_events(given: Mapping[str, Any] | None, *, is_caching: bool, repl
     if not config.enable_kv_cache_events or config.publisher == "null":
         return None
     hosts = {each.rpartition(":")[0] for each in (config.endpoint, config.replay_endpoint) if each is not None}
-    if (is_bound(config.endpoint) or len(hosts) == 1) and len(ports) == 2 and set(ports[0]) & set(ports[1]):
+    share_host = is_bound(config.endpoint) or len(hosts) == 1
+    if share_host and len(ports) == 2 and set(ports[0]) & set(ports[1]):
         raise ConfigError(
             f"kv_events_config: endpoint={config.endpoint!r} and replay_endpoint={config.replay_endpoint!r} have common "
             f"ports, because replica n adds n to each port and the last replica is {replicas[-1]}; change one of them"

@@ -125,7 +125,8 @@ def _from_vllm(given: Mapping[str, Any]) -> dict[str, Any]:  # Any: checked afte
         found["path"] = found.pop("root_dir")
     if isinstance(found.get("store_config"), Mapping):
         store = dict(found.pop("store_config"))
-        scheme, endpoint = store.pop("scheme", "http"), store.pop("endpoint_override", "")
+        scheme = store.pop("scheme", "http")
+        endpoint = store.pop("endpoint_override", "")
         found["url"] = f"s3://{store.pop('bucket', '')}/{found.pop('prefix', '')}"
         names = {"access_key": "access_key_id", "secret_key": "secret_access_key"}
         found["options"] = {names.get(name, name): value for name, value in store.items() if value != ""}

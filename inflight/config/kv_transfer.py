@@ -75,7 +75,8 @@ def resolve_kv_transfer(args: EngineArgs) -> KVTransferConfig | None:
     Raises:
         ConfigError: a wrong value, or something that transfers need is missing.
     """
-    given, gibibytes = args.kv_transfer_config, args.kv_offloading_size
+    given = args.kv_transfer_config
+    gibibytes = args.kv_offloading_size
     if given is None and gibibytes is None:
         return None
     option, ignored = _read(_Option, "kv_transfer_config", given, _IGNORED)

@@ -110,7 +110,8 @@ def _num_cores(usable: Sequence[int]) -> int:
     of OpenMP allow fewer. A quota is rounded to the nearest whole number, for example 1.5 cores to two threads: when they have
     used up the quota, the system stops both until the next period, but they compute more than one thread that is never stopped.
     With a quota of 1.25 cores, two threads decode no faster than one (docs/benchmarks.md)."""
-    quota, wanted = cpu_quota(), openmp.max_threads()
+    quota = cpu_quota()
+    wanted = openmp.max_threads()
     limits = [len(usable)]
     if quota is not None:
         limits.append(max(1, int(quota + 0.5)))

@@ -17,7 +17,8 @@ Fields = Mapping[str, object]
 _T = TypeVar("_T")
 
 _ROPES = ("rope_parameters", "rope_scaling")
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FULL = "full_attention"
+_SLIDING = "sliding_attention"
 _ALSO_IN_ROPE = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 _LOCAL_THETA = "rope_local_base_freq"  # of layers with a window
 _SYNONYMS = (
@@ -32,7 +33,8 @@ _OF_THE_WHOLE = ("architectures", "model_type", "auto_map")  # of a model that a
 def merge_overrides(config: Fields, overrides: Fields) -> dict[str, object]:
     """Nested objects are merged field by field. A rotary embedding of another kind replaces the file's: only its theta, and
     what is no part of the scaling, stays."""
-    text, of_text = config.get("text_config"), overrides.get("text_config")
+    text = config.get("text_config")
+    of_text = overrides.get("text_config")
     nested = of_text if isinstance(of_text, Mapping) else {}
     flat = {name: value for name, value in overrides.items() if name != "text_config"}
     if not isinstance(text, Mapping):
@@ -53,7 +55,8 @@ def merge_overrides(config: Fields, overrides: Fields) -> dict[str, object]:
 
 def ineffective_overrides(config: Fields, overrides: Fields, describe: Callable[[Fields], _T]) -> list[str]:
     """The names of `overrides` that change config.json, but not what `describe` makes of it."""
-    merged, text = merge_overrides(config, overrides), overrides.get("text_config")
+    merged = merge_overrides(config, overrides)
+    text = overrides.get("text_config")
     nested = text if isinstance(text, Mapping) else {}
     without = {
         name: {key: value for key, value in overrides.items() if key != name}
@@ -66,7 +69,8 @@ def ineffective_overrides(config: Fields, overrides: Fields, describe: Callable[
         }
         for name in nested
     }
-    described, found = describe(merged), []
+    described = describe(merged)
+    found = []
     for name, others in without.items():
         before = merge_overrides(config, others)
         try:
@@ -143,9 +147,11 @@ def _set_in_rope(merged: dict[str, object], name: str, value: object) -> None:
         if _is_by_layer(rope):
             own = part if isinstance(part := rope.get(layers), Mapping) else {}
             if field == "rope_theta" or field in own:
-                merged[each], is_set = {**rope, layers: {**own, field: value}}, True
+                merged[each] = {**rope, layers: {**own, field: value}}
+                is_set = True
         elif name != _LOCAL_THETA and (name in rope or (name == "rope_theta" and each == "rope_parameters")):
-            merged[each], is_set = {**rope, name: value}, True
+            merged[each] = {**rope, name: value}
+            is_set = True
     if name in merged or not is_set:
         merged[name] = value
 

@@ -14,7 +14,7 @@ from inflight.config.families.family_fields import FamilyFields
 from inflight.config.json_fields import JsonFields
 
 SUPPORTED_ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
-_FAMILIES = {family.architecture: family for family in FAMILIES}
+BY_ARCHITECTURE = {family.architecture: family for family in FAMILIES}
 _WRAPPERS = dict(family.wrapper for family in FAMILIES if family.wrapper is not None)  # architecture -> model_type
 # A model that also reads images has the fields of its part for text in the object text_config, except for these.
 FIELDS_OUTSIDE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "tie_word_embeddings")
@@ -28,7 +28,7 @@ def parse_architecture(config: Mapping[str, object]) -> ModelArchitecture:
     """
     fields = FamilyFields(config)
     names = _architecture_names(fields)
-    family = next((_FAMILIES[name] for name in names if name in _FAMILIES), None)
+    family = next((BY_ARCHITECTURE[name] for name in names if name in BY_ARCHITECTURE), None)
     wrapper = next((name for name in names if name in _WRAPPERS), None)
     if family is None and wrapper is not None:
         text = fields.mapping("text_config")
@@ -57,7 +57,7 @@ def is_known_family(config: Mapping[str, object]) -> bool:
     """Whether Inflight's own code supports the model's family. `parse_architecture` may still refuse this variant of it."""
     fields = FamilyFields(config)
     names = _architecture_names(fields)
-    return any(name in _WRAPPERS or (name in _FAMILIES and _FAMILIES[name].takes(fields)) for name in names)
+    return any(name in _WRAPPERS or (name in BY_ARCHITECTURE and BY_ARCHITECTURE[name].takes(fields)) for name in names)
 
 
 def _architecture_names(fields: JsonFields) -> tuple[str, ...]:

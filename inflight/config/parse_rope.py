@@ -3,8 +3,8 @@
 import math
 from dataclasses import replace
 
-from inflight.config.architecture import RopeConfig
 from inflight.config.json_fields import JsonFields
+from inflight.config.mixers import RopeConfig
 
 _DEFAULT_THETA = 10000.0
 # kind of rotary embedding -> the fields that this kind uses. Other fields are refused, because they could change the result.
@@ -63,7 +63,9 @@ def parse_rope(
     for factors in (parsed.factors, parsed.long_factors):
         if parsed.kind == "longrope" and len(factors) != rotary_dim // 2:
             raise rope.refusal(f"short_factor and long_factor must have {rotary_dim // 2} numbers, one for each pair")
-    return parsed if rotary_dim == head_dim else replace(parsed, rotary_dim=rotary_dim)
+    if rotary_dim == head_dim:
+        return parsed
+    return replace(parsed, rotary_dim=rotary_dim)
 
 
 def _parse_kind(config: JsonFields, rope: JsonFields, theta: float, max_position_embeddings: int) -> RopeConfig:
@@ -86,7 +88,8 @@ def _parse_kind(config: JsonFields, rope: JsonFields, theta: float, max_position
         "original_max_position_embeddings", rope.integer("original_max_position_embeddings", max_position_embeddings)
     )
     if kind == "llama3":
-        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+        low = rope.number("low_freq_factor")
+        high = rope.number("high_freq_factor")
         if high <= low:
             raise rope.refusal(f"high_freq_factor={high} is not above low_freq_factor={low}")
         return RopeConfig(

@@ -24,7 +24,7 @@ def resolve_partition(text: str | None, architecture: ModelArchitecture, num_sta
     partition = _choose_partition(text, architecture, num_stages)
     of_layer = [stage for stage, count in enumerate(partition) for _ in range(count)]
     for index, layer in enumerate(architecture.layers):
-        owner = layer.attention.kv_layer if layer.attention is not None else None
+        owner = layer.mixer.kv_layer
         if owner is not None and of_layer[owner] != of_layer[index]:
             raise ConfigError(
                 f"pipeline_parallel_size={num_stages}: layer {index} reads the keys and values of layer {owner}, so both must "
@@ -49,7 +49,8 @@ def _choose_partition(text: str | None, architecture: ModelArchitecture, num_sta
     if text is None:
         drawn_head_cost = head_cost(architecture) // TOKENS_PER_DRAWN_TOKEN
         return partition_by_cost(num_layers, num_stages, layer_cost(architecture), drawn_head_cost)
-    counts = tuple(int(field) if field.strip().isdecimal() else 0 for field in text.split(","))
+    fields = text.split(",")
+    counts = tuple(int(field) if field.strip().isdecimal() else 0 for field in fields)
     if len(counts) != num_stages or min(counts) < 1 or sum(counts) != num_layers:
         raise ConfigError(
             f"pipeline_layer_partition={text!r} must be {num_stages} numbers (one per stage), each at least 1, that add up to "
@@ -78,7 +79,7 @@ def partition_by_cost(num_layers: int, num_stages: int, layer_cost: int, head_co
 
 def layer_cost(architecture: ModelArchitecture) -> int:
     """The number of weights in the matrices of one layer, on average."""
-    weights = (layer.mixer.num_features + 3 * layer.mlp.size for layer in architecture.layers)
+    weights = (layer.mixer.num_features + layer.mlp.num_features for layer in architecture.layers)
     return architecture.hidden_size * sum(weights) // architecture.num_layers
 
 
@@ -95,14 +96,16 @@ def check_tensor_parallel_size(size: int, architecture: ModelArchitecture) -> No
     for layer in dict.fromkeys(architecture.layers):
         if _divides(size, layer):
             continue
-        most = max(attention.num_heads for attention in architecture.attentions)
-        sizes = [str(n) for n in range(1, most + 1) if all(_divides(n, each) for each in architecture.layers)]
+        kinds = dict.fromkeys(architecture.layers)
+        most = min(each.mixer.num_features for each in kinds)  # no layer has more parts to give to ranks
+        dividing = (n for n in range(1, most + 1) if all(_divides(n, each) for each in kinds))
+        sizes = list(map(str, dividing))
         more = ", ..." if len(sizes) > MAX_SIZES_SHOWN else ""
         raise ConfigError(
-            f"tensor_parallel_size={size} does not divide the model, which has {layer.mixer} and an intermediate size of "
-            f"{layer.mlp.size}; give one of the sizes that work: {', '.join(sizes[:MAX_SIZES_SHOWN])}{more}"
+            f"tensor_parallel_size={size} does not divide the model, which has {layer.mixer} and {layer.mlp}; "
+            f"give one of the sizes that work: {', '.join(sizes[:MAX_SIZES_SHOWN])}{more}"
         )
 
 
 def _divides(size: int, layer: LayerSpec) -> bool:
-    return layer.mixer.fits(size) and layer.mlp.size % size == 0
+    return layer.mixer.fits(size) and layer.mlp.fits(size)

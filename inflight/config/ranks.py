@@ -32,7 +32,9 @@ class RankLayout:
     def called_by(self, rank: int, *, has_drafts: bool) -> tuple[int, ...]:
         """The ranks to which `rank` opens connections: of two connected ranks, the rank with the lower number connects. The
         last stage sends the drawn tokens to the first stage or, with drafts, to all stages."""
-        tp_rank, pp_rank, last = self.tp_rank(rank), self.pp_rank(rank), self.pipeline_parallel_size - 1
+        tp_rank = self.tp_rank(rank)
+        pp_rank = self.pp_rank(rank)
+        last = self.pipeline_parallel_size - 1
         stages = {pp_rank + 1, last} if pp_rank == 0 or has_drafts else {pp_rank + 1}
         later = (self.rank(tp_rank, stage) for stage in sorted(stages) if pp_rank < stage <= last)
         return (*range(rank + 1, self.rank(0, pp_rank + 1)), *later)

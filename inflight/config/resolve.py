@@ -63,7 +63,7 @@ def resolve(
         ConfigError: an argument does not fit the model or the machine.
     """
     _check_fallback(args, folder, architecture)
-    _check_mixers(args, architecture, machine)
+    _check_layers(architecture, machine)
     check_tensor_parallel_size(args.tensor_parallel_size, architecture)
     dtype = _resolve_dtype(args.dtype, architecture.dtype, machine)
     max_model_len = _resolve_max_model_len(args, architecture)
@@ -138,7 +138,7 @@ def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchite
     max_model_len = args.max_model_len or architecture.default_max_model_len
     parts: list[Callable[[], object]] = [
         lambda: _check_fallback(args, folder, architecture),
-        lambda: _check_mixers(args, architecture, machine),
+        lambda: _check_layers(architecture, machine),
         lambda: check_tensor_parallel_size(args.tensor_parallel_size, architecture),
         lambda: _resolve_dtype(args.dtype, architecture.dtype, machine),
         lambda: _resolve_max_model_len(args, architecture),
@@ -173,7 +173,8 @@ def resolve_speculative(given: Mapping[str, Any] | None) -> SpeculativeConfig | 
     if given is None:
         return None
     config = from_json(SpeculativeConfig, "speculative_config", given, needed="method")
-    low, high = config.prompt_lookup_min, config.prompt_lookup_max
+    low = config.prompt_lookup_min
+    high = config.prompt_lookup_max
     if low > high and "prompt_lookup_min" not in given:
         return replace(config, prompt_lookup_min=high)
     if low > high and "prompt_lookup_max" not in given:
@@ -210,18 +211,14 @@ def _check_fallback(args: EngineArgs, folder: Path, architecture: ModelArchitect
         )
 
 
-def _check_mixers(args: EngineArgs, architecture: ModelArchitecture, machine: Machine) -> None:
+def _check_layers(architecture: ModelArchitecture, machine: Machine) -> None:
     """
     Raises:
-        ConfigError: the model has recurrent layers or latent attention, and an argument does not go with them.
+        ConfigError: the model has layers of a kind that does not run on the machine.
     """
-    if machine.device == "cuda" and any(each.latent is not None for each in architecture.attentions):
-        raise ConfigError(
-            f"{architecture.name} has latent attention, which runs on CPUs only so far; use device='cpu', or "
-            "model_impl='transformers'"
-        )
-    if machine.device == "cuda" and architecture.recurrences:
-        raise ConfigError(f"{architecture.name} has recurrent layers, which run on CPUs only so far; use device='cpu'")
+    for part in (part for layer in architecture.layers for part in (layer.mixer, layer.mlp)):
+        if machine.device == "cuda" and part.only_on_cpu:
+            raise ConfigError(f"{architecture.name} has {part.only_on_cpu}")
 
 
 def _resolve_max_model_len(args: EngineArgs, architecture: ModelArchitecture) -> int:
@@ -278,10 +275,7 @@ def _default_block_size(
     if architecture.recurrences:
         scale_bytes = 4 if kv_cache_dtype == "int8" else 0
         bytes_per_token = sum(
-            (1 if each.latent else 2)
-            * max(1, each.num_kv_heads // tp_size)
-            * (each.head_dim * DTYPE_BYTES.get(kv_cache_dtype, 1) + scale_bytes)
-            for each in architecture.caching
+            each.token_bytes(DTYPE_BYTES.get(kv_cache_dtype, 1), scale_bytes, tp_size) for each in architecture.caching
         )
         state_bytes = max(each.state_bytes(DTYPE_BYTES[dtype], tp_size) for each in architecture.recurrences)
         num_tokens = max(num_tokens, -(-num_states * state_bytes // bytes_per_token))
@@ -330,7 +324,8 @@ def _resolve_step_time(args: EngineArgs) -> tuple[float | None, float]:
         # With external_launcher each rank has an engine, and all engines must make the same plan. So no plan may depend on
         # measured times. Without chunked prefill, a prompt cannot be split to fit into a time.
         return math.inf, math.inf
-    target, longest = args.target_inter_token_latency, args.max_step_time
+    target = args.target_inter_token_latency
+    longest = args.max_step_time
     max_step_seconds = math.inf if isinstance(longest, str) else longest / 1e3
     if isinstance(target, str):
         return (None if target == "auto" else math.inf), max_step_seconds
@@ -414,7 +409,9 @@ def _resolve_dtype(wanted: str, checkpoint: str, machine: Machine) -> str:
         return checkpoint
     # For a float16 checkpoint on a device without float16: bfloat16 covers the range of float16, and float32 would need twice
     # the memory.
-    return "bfloat16" if "bfloat16" in machine.dtypes and DTYPE_BYTES.get(checkpoint) == 2 else "float32"
+    if "bfloat16" in machine.dtypes and DTYPE_BYTES.get(checkpoint) == 2:
+        return "bfloat16"
+    return "float32"
 
 
 def _weight_format(folder: Path, architecture: ModelArchitecture) -> str:

@@ -5,6 +5,7 @@ https://huggingface.co/docs/safetensors describes the format: 8 bytes with the s
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +21,19 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _OF_TEXT = {"model.language_model.": "model.", "language_model.": ""}
 # A decoder that was saved without its head has names without this prefix.
-_PREFIX, _IN_DECODER = "model.", ("embed_tokens.", "layers.", "norm.", "embedding_norm.")
+_PREFIX = "model."
+_IN_DECODER = ("embed_tokens.", "layers.", "norm.", "embedding_norm.")
 _LARGEST_HEADER = 100_000_000  # bytes; the format allows no more
 _COMPARED_AT_ONCE = 2**22  # bytes
+_BITS = {  # of a number of each dtype of the format
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,27 @@ def check_files_exist(folder: Path, *, all_of_index: bool = False) -> None:
         )
 
 
+def check_headers(folder: Path) -> None:
+    """Check the headers of those weight files that are there, and whether they have the tensors that the index names.
+
+    Raises:
+        CheckpointError: a header is damaged, the index contradicts it, or a tensor is in two files.
+    """
+    files, weight_map = find_files(folder)
+    found = dict[str, str]()  # tensor -> name of its file
+    headers = {file: read_header(file) for file in files if file.is_file()}
+    for file, header in headers.items():
+        for name in header:
+            if name in found:
+                raise CheckpointError(f"{folder}: {name} is both in {found[name]} and in {file.name}; remove one")
+            found[name] = file.name
+    for name, file_name in weight_map.items():
+        if folder / file_name in headers and found.get(name) != file_name:
+            raise CheckpointError(
+                f"{folder / INDEX_FILE} says that {name} is in {file_name}, but it is not there; download both again"
+            )
+
+
 def digests(files: Sequence[Path]) -> dict[str, str]:
     """Returns "SHA-256 of NAME" -> this digest, for each file. One core needs some seconds for a GB."""
 
@@ -122,7 +154,8 @@ def model_name(stored_name: str, renames: Sequence[tuple[str, str]]) -> str:
 def read_header(file: Path) -> dict[str, StoredBytes]:
     """
     Raises:
-        CheckpointError: the file cannot be read, is no safetensors file, or has a tensor whose bytes are not in it.
+        CheckpointError: the file cannot be read, or is no whole safetensors file: each byte of the data must belong to one
+            tensor, and the shape and the dtype of a tensor must agree with its bytes.
     """
     try:
         if not file.is_file():  # a pipe, for example, would be waited for
@@ -133,13 +166,32 @@ def read_header(file: Path) -> dict[str, StoredBytes]:
             if size > min(_LARGEST_HEADER, num_bytes - 8):
                 raise ValueError(f"its header would have {size} bytes, and the file has {num_bytes}")
             entries = json.loads(opened.read(size))
-        return {
+        tensors = {
             str(name): _stored(file, str(name), entry, 8 + size, num_bytes)
             for name, entry in entries.items()
             if name != "__metadata__"
         }
+        _check_extents(tensors, 8 + size, num_bytes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{file} cannot be read as safetensors: {error}") from error
+        raise CheckpointError(f"{file} cannot be read as safetensors ({error}); download it again") from error
+    return tensors
+
+
+def _check_extents(tensors: Mapping[str, StoredBytes], data: int, num_bytes: int) -> None:
+    end = data
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if tensor.start != end:
+            what = "overlap those of another tensor" if tensor.start < end else "leave a gap before them"
+            raise ValueError(f"the bytes {tensor.start - data} to {tensor.stop - data} of {name} {what}")
+        end = tensor.stop
+        if tensor.dtype not in _BITS:
+            raise ValueError(f"{name} has the dtype {tensor.dtype!r:.40}, which the format does not have")
+        if math.prod(tensor.shape) * _BITS[tensor.dtype] != 8 * (tensor.stop - tensor.start):
+            raise ValueError(
+                f"{name} has {tensor.stop - tensor.start} bytes, but not its shape {tensor.shape!r:.100} in {tensor.dtype}"
+            )
+    if end != num_bytes:
+        raise ValueError(f"its tensors end at byte {end}, and the file has {num_bytes}")
 
 
 def _stored(file: Path, name: str, entry: Mapping[str, Any], data: int, num_bytes: int) -> StoredBytes:  # Any: JSON

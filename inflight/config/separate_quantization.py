@@ -13,7 +13,8 @@ FILES = ("quantize_config.json", "quant_config.json")
 _MODEL_OPT = "hf_quant_config.json"  # of NVIDIA's ModelOpt; its formats (fp8, nvfp4) are not read
 _FIELD = "quantization_config"
 _NAMES = {"w_bit": "bits", "q_group_size": "group_size"}  # AutoAWQ's name -> the name in config.json
-_OF_GPTQ, _OF_AWQ = ("desc_act", "sym", "damp_percent"), ("zero_point", "version")
+_OF_GPTQ = ("desc_act", "sym", "damp_percent")
+_OF_AWQ = ("zero_point", "version")
 # If config.json and the file both have one of these, they must agree.
 _COMPARED = ("quant_method", "bits", "group_size", "zero_point", "version", "checkpoint_format")
 
@@ -31,7 +32,8 @@ def with_separate_quantization(config: dict[str, Any], folder: Path) -> dict[str
     for path in (folder / name for name in FILES):
         if not path.is_file():
             continue
-        found, own = _read(path), config.get(_FIELD)
+        found = _read(path)
+        own = config.get(_FIELD)
         if own is None:
             config = {**config, _FIELD: found}
         elif isinstance(own, dict):
@@ -56,7 +58,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _compare(path: Path, found: dict[str, Any], own: dict[str, Any]) -> None:
     for name in _COMPARED:
-        one, other = found.get(name), own.get(name)
+        one = found.get(name)
+        other = own.get(name)
         if one is not None and other is not None and str(one).lower() != str(other).lower():
             raise UnsupportedModelError(
                 f"{path} has {name}={one!r}, but {_FIELD} of config.json has {name}={other!r}; remove the one that is wrong"

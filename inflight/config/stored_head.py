@@ -10,13 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from inflight.config.architecture import TRANSFORMERS, ModelArchitecture
-from inflight.config.gguf_file import GgufFile, read_gguf
+from inflight.config.gguf_file import GgufFile
+from inflight.config.gguf_parts import read_gguf
 from inflight.config.safetensors_file import StoredBytes, find_files, have_same_bytes, model_name, read_header
 from inflight.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-HEAD, EMBEDDING = "lm_head.", "model.embed_tokens."
+HEAD = "lm_head."
+EMBEDDING = "model.embed_tokens."
 
 
 def resolve_head(architecture: ModelArchitecture, folder: Path) -> ModelArchitecture:
@@ -36,7 +38,8 @@ def resolve_head(architecture: ModelArchitecture, folder: Path) -> ModelArchitec
             return architecture
         if not any(name.startswith(EMBEDDING) for name in stored):
             return replace(architecture, renames=(*architecture.renames, (HEAD, EMBEDDING)))
-        head, embedding = f"{HEAD}weight", f"{EMBEDDING}weight"
+        head = f"{HEAD}weight"
+        embedding = f"{EMBEDDING}weight"
         if heads == [head] and embedding in stored and have_same_bytes(stored[head], stored[embedding]):
             return replace(architecture, unread=(*architecture.unread, head))
     except CheckpointError:
@@ -66,7 +69,7 @@ def _of_gguf(file: GgufFile) -> dict[str, StoredBytes]:
     names = {"output.weight": f"{HEAD}weight", "token_embd.weight": f"{EMBEDDING}weight"}
     return {
         names[name]: StoredBytes(
-            file.path, tensor.type.name, tensor.shape, tensor.start, tensor.start + tensor.num_bytes
+            tensor.path, tensor.type.name, tensor.shape, tensor.start, tensor.start + tensor.num_bytes
         )
         for name, tensor in file.tensors.items()
         if name in names

@@ -9,10 +9,11 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from inflight.config.architecture import TRANSFORMERS, AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture
+from inflight.config.architecture import TRANSFORMERS, GatedMlpSpec, LayerSpec, ModelArchitecture
 from inflight.config.families.family_fields import parse_dtype
 from inflight.config.gguf_config import in_terms_of_gguf
 from inflight.config.json_fields import JsonFields
+from inflight.config.mixers import AttentionSpec
 from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES, is_known_family, parse_architecture
 from inflight.config.weight_format import parse_weight_format
 from inflight.errors import UnsupportedModelError
@@ -34,10 +35,14 @@ _LENGTH_WITHOUT_LIMIT = 8192
 _HEAD_DIM_MULTIPLE = 16  # shorter heads are padded, because the C++ attention kernel needs such a multiple
 
 
-def describe_model(config: Mapping[str, object], model_impl: str, *, gguf: Path | None = None) -> ModelArchitecture:
-    """The model that a parsed config.json describes. `model_impl`: "inflight", "transformers", or "auto" for Inflight's own
-    code if it supports the model, and transformers' code if it does not. `gguf`: the GGUF file that the fields were made from.
-    Only Inflight's own code reads it.
+def describe_model(
+    config: Mapping[str, object], model_impl: str, *, gguf: Path | None = None, device: str = "cpu"
+) -> ModelArchitecture:
+    """The model that a parsed config.json describes.
+
+    `model_impl`: "inflight", "transformers", or "auto" for Inflight's own code if it supports the model on `device` ("cpu" or
+    "cuda"), and transformers' code if it does not. `gguf`: the GGUF file that the fields were made from. Only Inflight's own
+    code reads it.
 
     Raises:
         UnsupportedModelError: the model cannot be computed in this way, or a field has an impossible value.
@@ -46,7 +51,7 @@ def describe_model(config: Mapping[str, object], model_impl: str, *, gguf: Path 
     if not is_own:
         return _describe_unknown_family(config)
     try:
-        return parse_architecture(config)
+        architecture = parse_architecture(config)
     except UnsupportedModelError as error:
         if gguf is not None:
             raise UnsupportedModelError(in_terms_of_gguf(str(error), gguf, config)) from error
@@ -59,6 +64,21 @@ def describe_model(config: Mapping[str, object], model_impl: str, *, gguf: Path 
         except UnsupportedModelError:
             raise error from None
         return replace(found, not_native=str(error))
+    if model_impl == "inflight" or gguf is not None or device == "cpu":
+        return architecture
+    return _of_transformers_on_gpu(config, architecture)
+
+
+def _of_transformers_on_gpu(config: Mapping[str, object], architecture: ModelArchitecture) -> ModelArchitecture:
+    """The model as transformers' code computes it on GPUs, if Inflight's own code cannot and transformers' can."""
+    parts = [part for layer in architecture.layers for part in (layer.mixer, layer.mlp) if part.only_on_cpu]
+    if not parts or not all(part.by_transformers_on_gpu for part in parts):
+        return architecture
+    try:
+        found = _describe_unknown_family(config)
+    except UnsupportedModelError:
+        return architecture
+    return replace(found, not_native=f"{architecture.name} has {parts[0].only_on_cpu}")
 
 
 def native_refusal(architecture: ModelArchitecture) -> str:
@@ -91,13 +111,13 @@ def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
     hidden_size = _size(fields, "hidden_size")
     head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads))
     layer = LayerSpec(
-        attention=AttentionSpec(
+        mixer=AttentionSpec(
             num_heads=num_heads,
             num_kv_heads=_size(fields, "num_kv_heads", num_heads),
             head_dim=-(-head_dim // _HEAD_DIM_MULTIPLE) * _HEAD_DIM_MULTIPLE,
             rope=None,
         ),
-        mlp=MlpSpec(size=_size(fields, "intermediate_size", 4 * hidden_size)),
+        mlp=GatedMlpSpec(size=_size(fields, "intermediate_size", 4 * hidden_size)),
     )
     return ModelArchitecture(
         name=name,

@@ -10,7 +10,11 @@ from inflight.config.json_fields import JsonFields
 
 Value = TypeVar("Value", str, int, bool)
 
-PLAIN, GPTQ, GPTQ_V2, AWQ, COMPRESSED_TENSORS = "plain", "gptq", "gptq_v2", "awq", "compressed-tensors"
+PLAIN = "plain"
+GPTQ = "gptq"
+GPTQ_V2 = "gptq_v2"
+AWQ = "awq"
+COMPRESSED_TENSORS = "compressed-tensors"
 
 GGUF = "gguf"
 

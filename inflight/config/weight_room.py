@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.free_memory import available_bytes, is_limited
-from inflight.config.gguf_file import read_gguf
+from inflight.config.gguf_file import GgufTensor
+from inflight.config.gguf_parts import read_gguf
 from inflight.config.machine import Machine
 from inflight.config.safetensors_file import INDEX_FILE, StoredBytes, find_files, model_name, read_header
 from inflight.config.weight_format import PLAIN
@@ -31,19 +32,30 @@ class Room(NamedTuple):
     int4_bytes: int | None  # the same with quantization="int4"; None if they are quantized already
     num_ranks: int = 1  # the ranks that share these weights
     num_replicas: int = 1  # the replicas on this machine
+    kv_cache_bytes: int = 0  # the KV cache of a rank, if the user has set its size
+    slab_bytes: int = 0  # the host memory of a replica for more KV blocks
 
 
 def check_room(room: Room, machine: Machine) -> None:
-    """Check that the weights fit into the free memory of the host, or on GPUs into all of their memory.
+    """Check that weights, KV caches and slabs of all ranks and replicas fit into the free memory of the host. On GPUs only the
+    weights are checked, against all of a GPU's memory.
 
     Raises:
         OutOfMemoryError: they do not fit.
     """
     if machine.device == "cpu":
-        needed, free = room.num_replicas * room.num_bytes, available_bytes()
+        needed = room.num_replicas * room.num_bytes
+        free = available_bytes()
         if needed > free:
             int4 = None if room.int4_bytes is None else room.num_replicas * room.int4_bytes
             raise OutOfMemoryError(weights_do_not_fit(needed, int4, free, num_replicas=room.num_replicas))
+        caches = room.num_replicas * (room.num_ranks * room.kv_cache_bytes + room.slab_bytes)
+        if needed + caches > free:
+            raise OutOfMemoryError(
+                f"kv_cache_memory_bytes and kv_offloading_size ask for {gibibytes(caches)} of memory, all ranks and replicas "
+                f"together, beside {gibibytes(needed)} of weights, but only {gibibytes(free)} is free; lower them to "
+                f"{gibibytes(free - needed)} together at most, or free memory"
+            )
         return
     largest = max((gpu.total_memory_bytes for gpu in machine.gpus), default=0)
     if largest and (part := room.num_bytes // room.num_ranks) > largest:
@@ -77,7 +89,7 @@ def find_room(source: Path, architecture: ModelArchitecture, dtype: str, quantiz
         quantization: as the user gave it, or None.
     """
     if source.is_file():
-        return Room(int(sum(_INT4_BYTES * prod(tensor.shape) for tensor in read_gguf(source).tensors.values())), None)
+        return Room(int(sum(_gguf_bytes(tensor, quantization) for tensor in read_gguf(source).tensors.values())), None)
     stored = _DTYPE_BYTES.get(architecture.dtype, 2)
     element = stored if dtype == "auto" else _DTYPE_BYTES.get(dtype, 2)
     tensors = _tensors_of_decoder(source, architecture)
@@ -88,10 +100,21 @@ def find_room(source: Path, architecture: ModelArchitecture, dtype: str, quantiz
         tensors = {"model.layers.": StoredBytes(source, "", (total // stored, 1), 0, total)}
     if architecture.weight_format != PLAIN:
         return Room(int(0.9 * sum(tensor.stop - tensor.start for tensor in tensors.values())), None)
-    plain, int4 = _num_bytes(tensors, element, element), _num_bytes(tensors, element, _INT4_BYTES)
+    plain = _num_bytes(tensors, element, element)
+    int4 = _num_bytes(tensors, element, _INT4_BYTES)
     if quantization is None:
         return Room(plain, int4)
-    return Room(int4, None) if quantization == "int4" else Room(_num_bytes(tensors, element, 1), int4)
+    if quantization == "int4":
+        return Room(int4, None)
+    return Room(_num_bytes(tensors, element, 1), int4)
+
+
+def _gguf_bytes(tensor: GgufTensor, quantization: str | None) -> float:
+    """Floats may be served as two bytes, and with an option as half of one."""
+    bits = tensor.type.bits_in_memory
+    if not tensor.type.is_quantized:
+        bits = 16 if quantization is None else 4
+    return prod(tensor.shape) * bits / 8
 
 
 def _num_bytes(tensors: dict[str, StoredBytes], element: int, layer: float) -> int:

@@ -38,7 +38,8 @@ def block_copies(device: Device, arena: Tensor, num_slots: int) -> BlockCopies:
     Raises:
         OutOfMemoryError: the host has too little free memory.
     """
-    needed, free = num_slots * arena.shape[1], available_bytes()
+    needed = num_slots * arena.shape[1]
+    free = available_bytes()
     if needed > free:
         raise OutOfMemoryError(
             f"kv_offloading_size (cpu_bytes_to_use) needs {needed / 2**30:.2f} GiB of host memory for a rank, but only "
@@ -53,7 +54,8 @@ class HostBlockCopies(BlockCopies):
     """For an arena in host memory. Numpy copies, because torch would start a second pool of threads (see `CpuDevice`)."""
 
     def __init__(self, arena: Tensor, slab: Tensor) -> None:
-        self._arena, self.slab = arena.numpy(), slab.numpy()
+        self._arena = arena.numpy()
+        self.slab = slab.numpy()
 
     def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         for block, slot in zip(blocks, slots, strict=True):
@@ -68,7 +70,8 @@ class AcceleratorBlockCopies(BlockCopies):
     """For an arena in the memory of a GPU. The slab is pinned, and the copies have a stream of their own."""
 
     def __init__(self, device: Accelerator, arena: Tensor, num_slots: int) -> None:
-        self._arena, self._stream = arena, device.new_stream()
+        self._arena = arena
+        self._stream = device.new_stream()
         self._pinned = device.pinned(num_slots * arena.shape[1], torch.uint8).view(num_slots, arena.shape[1])
         self.slab = self._pinned.numpy()
 

@@ -23,6 +23,7 @@ def share_of_waiting(num_threads: int, seconds: float) -> float | None:
             hashlib.sha256(block)  # releases the interpreter lock
         return waited_seconds(threading.get_native_id()) / (time.monotonic() - start)
 
-    block, start = bytes(1 << 18), time.monotonic()
+    block = bytes(1 << 18)
+    start = time.monotonic()
     with ThreadPoolExecutor(num_threads) as threads:
         return statistics.fmean(threads.map(compute, [start + seconds] * num_threads))

@@ -70,7 +70,8 @@ class KeptMemory:
     def release(self) -> None:
         """Idempotent."""
         with KeptMemory._lock:
-            was_in_use, self._is_in_use = self._is_in_use, False
+            was_in_use = self._is_in_use
+            self._is_in_use = False
             KeptMemory._num_in_use -= was_in_use
             if was_in_use and not KeptMemory._num_in_use:
                 _set_thresholds(

@@ -62,7 +62,8 @@ class ActivationLink(ABC):
     def __init__(
         self, spec: LinkSpec, group: TensorParallelGroup, before: Channel | None, after: Channel | None
     ) -> None:
-        self._spec, self._group = spec, group
+        self._spec = spec
+        self._group = group
         self._before, self._after = before, after
         self._error: Exception | None = None
 

@@ -93,14 +93,16 @@ class DeviceStageLink(ActivationLink):
         self._posted: deque[tuple[int, int]] = deque()  # step_id, num_tokens
         self.arrived: IntermediateTensors | None = None
         if before is not None:
-            self._inbox, self._before_stream = _ring(spec, device.torch_device, num_slots), device.new_stream()
+            self._inbox = _ring(spec, device.torch_device, num_slots)
+            self._before_stream = device.new_stream()
             shape = (2, spec.max_num_tokens, spec.hidden_size)
             self._arrived = torch.zeros(shape, dtype=spec.dtype, device=device.torch_device)
             self.arrived = IntermediateTensors(self._arrived[0], self._arrived[1])
             num_elements = 2 * spec.part_size(spec.max_num_tokens) * spec.hidden_size if group.size > 1 else 0
             self._part = torch.empty(num_elements, dtype=spec.dtype, device=device.torch_device)
         if after is not None:
-            self._outbox, self._after_stream = _ring(spec, device.torch_device, num_slots), device.new_stream()
+            self._outbox = _ring(spec, device.torch_device, num_slots)
+            self._after_stream = device.new_stream()
 
     def post_receive(self, step_id: int, num_tokens: int) -> None:
         assert num_tokens <= self._spec.max_num_tokens, (num_tokens, self._spec)
@@ -111,7 +113,8 @@ class DeviceStageLink(ActivationLink):
         posted, num_tokens = self._posted.popleft()
         assert posted == step_id, f"step {step_id} is computed, but step {posted} was posted before it"
         self._raise_if_broken()
-        slot, stream = next(self._inbox), self._before_stream
+        slot = next(self._inbox)
+        stream = self._before_stream
         if slot.free is not None:
             stream.wait(slot.free)
         pair = self._pair(slot.memory, num_tokens)
@@ -134,7 +137,8 @@ class DeviceStageLink(ActivationLink):
         rows = self._spec.part(len(tensors.delta), self._group.rank) or slice(0, len(tensors.delta))
         if rows.stop == rows.start:
             return
-        slot, stream = next(self._outbox), self._after_stream
+        slot = next(self._outbox)
+        stream = self._after_stream
         if slot.free is not None:
             self._compute.wait(slot.free)
         pair = self._pair(slot.memory, rows.stop - rows.start)
@@ -168,4 +172,5 @@ class DeviceStageLink(ActivationLink):
 
 
 def _fill(pair: Tensor, delta: Tensor, residual: Tensor) -> None:
-    pair[0], pair[1] = delta, residual
+    pair[0] = delta
+    pair[1] = residual

@@ -116,7 +116,8 @@ class Exchange:
             LostPeerError: a peer with which this call has finished has left.
             SilentPeerError: nothing could be sent or received in time.
         """
-        poll, needed = select.poll(), unsent.keys() | unread.keys()
+        poll = select.poll()
+        needed = unsent.keys() | unread.keys()
         for peer, connection in self._connections.items():
             wanted = (select.POLLOUT if peer in unsent else 0) | (select.POLLIN if peer in unread else 0)
             poll.register(connection, wanted or _PEER_HAS_CLOSED)

@@ -45,7 +45,8 @@ class LauncherBootstrap:
     """
 
     def __init__(self, me: LaunchedRank, timeout_seconds: float) -> None:
-        self._me, self._timeout = me, timeout_seconds
+        self._me = me
+        self._timeout = timeout_seconds
         self._listener: socket.socket | None = None  # of this rank's worker, until `rendezvous` returns it
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # on rank 0: the folder of the token
         attempt = PrefixStore(f"inflight/attempt {me.attempt}", _launched_store(me, timeout_seconds))

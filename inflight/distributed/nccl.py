@@ -79,7 +79,8 @@ def connect(
     if max_ctas is not None:
         options.config.max_ctas = max_ctas
     communicator = Communicator(ProcessGroupNCCL(store, rank, size, options))
-    group, x = NcclCollectives(size, rank, communicator), torch.zeros(1, dtype=torch.float32, device=device)
+    group = NcclCollectives(size, rank, communicator)
+    x = torch.zeros(1, dtype=torch.float32, device=device)
     for collective in (group.all_reduce, group.all_gather, group.broadcast):
         collective(x)  # NCCL makes the connections of an algorithm when the algorithm is first used
     torch.cuda.synchronize(device)
@@ -102,7 +103,9 @@ class NcclCollectives(Collectives):
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
         self._communicator.run("_allgather_base", gathered, x.contiguous(), AllgatherOptions())
-        return gathered if dim == 0 else torch.cat(gathered.chunk(self.size), dim=dim)
+        if dim == 0:
+            return gathered
+        return torch.cat(gathered.chunk(self.size), dim=dim)
 
     def broadcast(self, x: Tensor) -> Tensor:
         x = x.contiguous()
@@ -121,7 +124,8 @@ class NcclChannel(Channel):
     """
 
     def __init__(self, communicator: Communicator, rank: int) -> None:
-        self._communicator, self._rank = communicator, rank
+        self._communicator = communicator
+        self._rank = rank
 
     def send(self, tensor: Tensor) -> None:
         self._broadcast(tensor, root=self._rank)

@@ -60,7 +60,8 @@ class ProcessWorld(World):
         self._opened: list[_Closable] = []
         self._is_closed = False
         assert rendezvous.listen_fd is not None, "the rank needs a socket that listens"
-        listener, addresses = socket.socket(fileno=rendezvous.listen_fd), rendezvous.addresses
+        listener = socket.socket(fileno=rendezvous.listen_fd)
+        addresses = rendezvous.addresses
         self._host = addresses[rank][0]
         self._mesh = SocketMesh(rank, listener, rendezvous.token, addresses.__getitem__, self._timeout)
 
@@ -116,7 +117,8 @@ class ProcessWorld(World):
         """Make a communicator of the GPUs of `ranks`, which all call this."""
         try:
             store = meet_store(self._mesh, self.rank, ranks, name, self._host, self._timeout)
-            return self._own(connect(store, ranks.index(self.rank), len(ranks), self._device, self._timeout, max_ctas))
+            own = ranks.index(self.rank)
+            return self._own(connect(store, own, len(ranks), self._device, self._timeout, max_ctas))
         except (OSError, RuntimeError) as error:
             raise ConnectionError(
                 f"rank {self.rank} could not join the communicator {name!r} of ranks {ranks}: {error}"

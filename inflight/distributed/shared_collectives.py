@@ -27,8 +27,8 @@ from torch import Tensor
 from inflight.distributed.collectives import Collectives, sum_in_rank_order
 from inflight.distributed.exchange import Exchange
 from inflight.errors import LostPeerError, SilentPeerError
+from inflight.kernels.cpu.call_checks import require
 from inflight.kernels.cpu.functions import DTYPES, RankGroup
-from inflight.kernels.cpu.limits import require
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,8 @@ class SharedCollectives(Collectives):
         require(fits, needed, rank, pidfds, len(memory))
         self.size, self.rank = size, rank
         self._ranks = ranks
-        self._kernels, self._timeout = kernels, timeout_seconds
+        self._kernels = kernels
+        self._timeout = timeout_seconds
         self._pidfds = (ctypes.c_int32 * size)(*pidfds)
         self._memory = (ctypes.c_char * len(memory)).from_buffer(memory)  # keeps `memory` mapped
         self._group = RankGroup(
@@ -98,8 +99,10 @@ class SharedCollectives(Collectives):
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         x = x.contiguous()
         dim %= x.dim()
-        num_rows, row_bytes = x.shape[:dim].numel(), x.shape[dim:].numel() * x.itemsize
-        gathered = x.new_empty((*x.shape[:dim], self.size * x.shape[dim], *x.shape[dim + 1 :]))
+        num_rows = x.shape[:dim].numel()
+        row_bytes = x.shape[dim:].numel() * x.itemsize
+        before, length, after = x.shape[:dim], x.shape[dim], x.shape[dim + 1 :]
+        gathered = x.new_empty((*before, self.size * length, *after))
         self._collect(self._kernels.inflight_all_gather, x.data_ptr(), gathered.data_ptr(), num_rows, row_bytes)
         return gathered
 

@@ -7,19 +7,20 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from inflight.distributed.channel import Channel
 from inflight.errors import LostPeerError, SilentPeerError
-from inflight.handshake import Acceptance, address_bytes, introduce
+from inflight.handshake import address_bytes, introduce
+from inflight.strangers import Strangers
 
 _NAME_BYTES = 32
 _CHANNEL = struct.Struct(f">II{_NAME_BYTES}s")  # rank that connects, rank that accepts, name of the channel
 _PURPOSE = b"mesh"  # of the handshake, in which a rank says which channel it wants
 _HELLO_SECONDS = 5.0  # a new connection is closed if it has not proved in this time that it knows the token
-_MAX_STRANGERS = 256  # at most this many connections that have not proved it may be open
 _CONNECT_SECONDS = 5.0  # the kernel of the peer's machine accepts a connection at once, even if the peer is busy
 _LISTENER_SECONDS = 0.01  # the time between two attempts to reach a listener
 
@@ -34,7 +35,9 @@ class SocketChannel(Channel):
     def __init__(self, connection: socket.socket, peer: int, timeout_seconds: float) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(timeout_seconds)
-        self._socket, self._peer, self._timeout = connection, peer, timeout_seconds
+        self._socket = connection
+        self._peer = peer
+        self._timeout = timeout_seconds
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._closed = False
 
@@ -94,7 +97,9 @@ class SocketMesh:
         address_of: Callable[[int], tuple[str, int]],
         timeout_seconds: float,
     ) -> None:
-        self._rank, self._token, self._timeout = rank, token, timeout_seconds
+        self._rank = rank
+        self._token = token
+        self._timeout = timeout_seconds
         self._address_of = address_of
         self._listener = listener
         listener.setblocking(False)
@@ -103,8 +108,10 @@ class SocketMesh:
         self._connecting: set[socket.socket] = set()
         self._is_closed = False
         self._accepting = threading.Lock()  # for the listener and the next attribute
-        # connections without a proof, the oldest first -> when it must be complete, and what of it has been received
-        self._strangers: dict[socket.socket, tuple[float, Acceptance]] = {}
+        # no method of the mesh: in a cycle of references, the mesh and its `address_of` would live until a garbage collection
+        self._strangers = Strangers(
+            _PURPOSE, _CHANNEL.size, partial(_token_of, rank, token), _ignore, signs_address=True
+        )
 
     @property
     def address(self) -> tuple[str, int]:
@@ -132,7 +139,9 @@ class SocketMesh:
         """
         assert peer != self._rank and len(name.encode()) <= _NAME_BYTES, (peer, name)
         try:
-            return self._connect(peer, name) if self._rank < peer else self._accept(peer, name)
+            if self._rank < peer:
+                return self._connect(peer, name)
+            return self._accept(peer, name)
         except SilentPeerError:
             self._raise_if_closed()
             raise
@@ -156,9 +165,7 @@ class SocketMesh:
         # wait until no thread uses the listener, because another file may get its descriptor number
         with self._accepting:
             self._listener.close()
-            for stranger in self._strangers:
-                stranger.close()
-            self._strangers.clear()
+            self._strangers.close()
 
     def _connect(self, peer: int, name: str) -> socket.socket:
         host, port = self._address_of(peer)
@@ -195,55 +202,24 @@ class SocketMesh:
         poll = select.poll()
         for waited in (self._listener, *self._strangers):
             poll.register(waited, select.POLLIN)
-        until = min([end, *(deadline for deadline, _ in self._strangers.values())])
-        ready = {fd for fd, _ in poll.poll(max(until - time.monotonic(), 0.0) * 1000 + 1)}
-        for stranger in list(self._strangers):
-            if stranger.fileno() in ready:
-                self._receive_hello(stranger)
-            elif self._strangers[stranger][0] < time.monotonic():
-                self._drop(stranger)
+        until = min(end, self._strangers.next_deadline)
+        milliseconds = max(until - time.monotonic(), 0.0) * 1000 + 1
+        ready = {fd for fd, _ in poll.poll(milliseconds)}
+        for stranger in self._strangers:
+            if stranger.fileno() in ready and (who := self._strangers.receive(stranger)) is not None:
+                self._keep(stranger, _channel_of(who))
+        self._strangers.drop_late()
         if self._listener.fileno() in ready:
-            try:
-                connection, _ = self._listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):  # the peer has already left
-                return
-            if len(self._strangers) == _MAX_STRANGERS:
-                self._drop(next(iter(self._strangers)))  # the oldest: a rank answers at once
-            connection.setblocking(False)
-            try:
-                acceptance = Acceptance(_PURPOSE, _CHANNEL.size, address_bytes(connection.getsockname()))
-                connection.sendall(acceptance.greeting)  # a new connection has room for it
-            except OSError:
-                connection.close()
-                return
-            self._strangers[connection] = time.monotonic() + _HELLO_SECONDS, acceptance
+            with contextlib.suppress(BlockingIOError, ConnectionAbortedError):  # the peer has already left
+                self._strangers.accept(self._listener, _HELLO_SECONDS)
 
-    def _drop(self, stranger: socket.socket) -> None:
-        del self._strangers[stranger]
-        stranger.close()
-
-    def _receive_hello(self, stranger: socket.socket) -> None:
-        """Receive more of its answer. If it is complete, keep the connection if the peer knows the token, else close it."""
-        _, acceptance = self._strangers[stranger]
-        channel = None
-        try:
-            received = stranger.recv(acceptance.num_missing)
-            acceptance.add(received)
-            if received and acceptance.num_missing:
-                return
-            if received:
-                who, verdict = acceptance.judge(self._token_of)
-                stranger.sendall(verdict)
-                channel = None if who is None else _channel_of(who)
-        except OSError:
-            channel = None
+    def _keep(self, connection: socket.socket, channel: tuple[int, str]) -> None:
         with self._lock:
-            if channel is None or self._is_closed:
-                self._drop(stranger)
+            if self._is_closed:
+                connection.close()
             else:
-                del self._strangers[stranger]
-                stranger.settimeout(self._timeout)
-                self._accepted[channel] = stranger
+                connection.settimeout(self._timeout)
+                self._accepted[channel] = connection
 
     def _take(self, peer: int, name: str) -> socket.socket | None:
         with self._lock:
@@ -266,8 +242,13 @@ class SocketMesh:
         if self._is_closed:
             raise ConnectionError(f"rank {self._rank} has stopped its communication")
 
-    def _token_of(self, channel: bytes) -> bytes | None:
-        return self._token if _CHANNEL.unpack(channel)[1] == self._rank else None
+
+def _token_of(rank: int, token: bytes, channel: bytes) -> bytes | None:
+    return token if _CHANNEL.unpack(channel)[1] == rank else None
+
+
+def _ignore(connection: socket.socket, host: str, reason: str) -> None:
+    """Nobody wants to know which strangers were dropped."""
 
 
 def _channel_of(channel: bytes) -> tuple[int, str]:

@@ -52,7 +52,8 @@ class StageLink(ActivationLink):
         after: Channel | None,
     ) -> None:
         super().__init__(spec, group, before, after)
-        self._template, self._timeline = template, timeline
+        self._template = template
+        self._timeline = timeline
         agree(spec, before, after)
         self._receiver = ThreadPoolExecutor(1, "inflight-receive") if before else None
         self._sender = ThreadPoolExecutor(1, "inflight-send") if after else None

@@ -18,7 +18,8 @@ class _TokenLink:
     """One end of the link. It owns the channel. `width`: how many numbers each row of a message has."""
 
     def __init__(self, channel: Channel, width: int = 1) -> None:
-        self._channel, self._width = channel, width
+        self._channel = channel
+        self._width = width
         self._pool = ThreadPoolExecutor(1, "inflight-tokens")
 
     def close(self) -> None:

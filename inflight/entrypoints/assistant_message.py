@@ -29,7 +29,8 @@ def assistant_message(
         tools: the tools of the chat. Without tools, no text is a call.
         reasoning_field: a key of `REASONING_FIELDS`.
     """
-    markup, opening = reasoning_markup(parsers.reasoning), Opening.NONE
+    markup = reasoning_markup(parsers.reasoning)
+    opening = Opening.NONE
     if markup is not None:
         end = list(prompt_token_ids[-_PROMPT_END:])
         opening = find_opening(markup, tokenizer.decode(end, skip_special_tokens=False))

@@ -96,7 +96,8 @@ def refuse_others(method: str, given: Mapping[str, object], more: Iterable[str])
         if value is None:
             continue
         near = difflib.get_close_matches(name, known, n=1)
-        advice = _ARGUMENTS.get(name) or (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}")
+        guess = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+        advice = _ARGUMENTS.get(name) or guess
         raise InvalidRequestError(f"{method} has no argument {name!r} (given: {value!r:.100}); {advice}")
 
 
@@ -121,7 +122,9 @@ def _why_ignored(name: str, flag: str, value: object) -> str | None:
 
 
 def _own_value(flag: str, value: Any) -> Any:  # Any: of the argument's type
-    return SAME_VALUES.get(f"{flag} {value}", value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return SAME_VALUES.get(f"{flag} {value}", value)
 
 
 def _in_python(reason: str) -> str:

@@ -24,7 +24,8 @@ from inflight import foreign_variables
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.core.chrome_trace import chrome_trace
 from inflight.engine.core.step_figures import StepFigures, step_figures
-from inflight.engine.request.input_processor import ChatOptions, RequestOptions
+from inflight.engine.request.chats import ChatOptions
+from inflight.engine.request.input_processor import RequestOptions
 from inflight.engine.request.prompt import Prompt
 from inflight.entrypoints.conversations import Message, as_conversations
 from inflight.entrypoints.foreign_llm import missing_attribute, own_arguments, refuse_others

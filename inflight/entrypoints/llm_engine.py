@@ -23,7 +23,7 @@ from inflight.entrypoints.offline_engine import OfflineEngine
 from inflight.errors import ConfigError, EngineClosedError
 from inflight.executor.executor import Executor
 from inflight.outputs import RequestOutput
-from inflight.processes.object_end import close_with
+from inflight.processes.object_end import close_with, run_to_end
 from inflight.sampling_params import SamplingParams
 from inflight.timeline import Event
 
@@ -72,7 +72,7 @@ class LLMEngine(OfflineEngine):
             grammars = None if tokenizer is None else make_grammars(config, lambda: tokenizer)
             core = make_core(config, executor, grammars)
         except BaseException:  # also KeyboardInterrupt: if this method fails, no worker may stay alive
-            executor.shutdown()
+            run_to_end(executor.shutdown)
             raise
         logger.info("%s is ready after %.2f s", config.model.name, time.perf_counter() - start)
         return cls(core, executor, input_processor)
@@ -138,8 +138,8 @@ class LLMEngine(OfflineEngine):
         self.core.reset_prefix_cache(reset_connector=reset_connector)
 
     def close(self) -> None:
+        run_to_end(self.core.close)
         self._keep_open()
-        self.core.close()
 
     def _check_open(self) -> None:
         if self.core.is_closed:

@@ -5,7 +5,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
-from inflight.engine.request.input_processor import ChatOptions, InputProcessor, RequestOptions
+from inflight.engine.request.chats import ChatOptions
+from inflight.engine.request.input_processor import InputProcessor, RequestOptions
 from inflight.engine.request.prompt import Prompt
 from inflight.entrypoints.assistant_message import assistant_message
 from inflight.entrypoints.written_answer import REASONING_FIELDS
@@ -40,14 +41,14 @@ class OfflineEngine(ABC):
     # Any: JSON
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> list[int]:
         """Render a conversation with the model's chat template, and return the token ids of the prompt."""
-        text = self._input_processor.render_text(messages, **options)
+        text = self._input_processor.chats.render_text(messages, **options)
         return self._input_processor.encode(text, add_special_tokens=False)
 
     def with_strict_tools(
         self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
     ) -> SamplingParams | None:
-        """See `InputProcessor.with_strict_tools`."""
-        return self._input_processor.with_strict_tools(params, tools)
+        """See `Chats.with_strict_tools`."""
+        return self._input_processor.chats.with_strict_tools(params, tools)
 
     def assistant_message(
         self, output: RequestOutput, tools: Sequence[Mapping[str, Any]] | None, index: int, reasoning_field: str
@@ -62,7 +63,7 @@ class OfflineEngine(ABC):
             raise InvalidRequestError(
                 f"reasoning_field={reasoning_field!r} is not allowed: give one of {', '.join(REASONING_FIELDS)}"
             )
-        parsers = self._input_processor.parsers
+        parsers = self._input_processor.chats.parsers
         return assistant_message(completion, output.prompt_token_ids, self.tokenizer, parsers, tools, reasoning_field)
 
     def _log_unenforced(self, places: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ from inflight.entrypoints.offline_engine import OfflineEngine
 from inflight.errors import EngineClosedError
 from inflight.outputs import RequestOutput
 from inflight.processes.io_thread import IoThread
-from inflight.processes.object_end import close_with
+from inflight.processes.object_end import close_with, run_to_end
 from inflight.sampling_params import SamplingParams
 
 T = TypeVar("T")
@@ -42,14 +42,17 @@ class ReplicatedEngine(OfflineEngine):
         try:
             self._engine = self._run(AsyncLLM.from_args(args))
         except BaseException:
-            self._run(_others_ended())  # after an interrupt, `from_args` still ends its processes
-            self._io.stop()
+            run_to_end(self._end_start)
             raise
         super().__init__(self._engine.input_processor)
         self._added: list[ProcessedRequest] = []  # `step` starts them
         self._news: Queue[RequestOutput | Exception] = Queue()
         self._reading: dict[str, asyncio.Task[None]] = {}  # request id -> the task that waits for its output
         self._keep_open = close_with(self, partial(_close, self._io, self._engine))
+
+    def _end_start(self) -> None:
+        self._run(_others_ended())  # after an interrupt, `from_args` still ends its processes
+        self._io.stop()
 
     # Any: what a coroutine yields and receives is not used here
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -121,8 +124,8 @@ class ReplicatedEngine(OfflineEngine):
         self._run(self._engine.reset_prefix_cache(reset_connector=reset_connector))
 
     def close(self) -> None:
+        run_to_end(partial(_close, self._io, self._engine))
         self._keep_open()
-        _close(self._io, self._engine)
 
 
 def _close(io: IoThread, engine: AsyncLLM) -> None:

@@ -71,7 +71,9 @@ class BrokenLinks:
 
         chosen = smallest_cover({link for link in links if not self.replaced.issuperset(link)}, cost)
         # in a later choice the other ends are replaced, but not more ranks than were replaced so far
-        return set() if self.replaced and len(chosen) > len(self.replaced) else chosen
+        if self.replaced and len(chosen) > len(self.replaced):
+            return set()
+        return chosen
 
 
 def smallest_cover(links: Collection[Link], cost: Callable[[int], Cost]) -> set[int]:

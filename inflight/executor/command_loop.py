@@ -186,7 +186,8 @@ class CommandLoop(ABC):
             output, failure = None, failure_of(error)
         if self._steps.pop(step_id, None) is None:
             return  # the step has failed already
-        self._reply(StepReply(epoch=command.epoch, step_id=step_id, rank=self._rank, output=output, failure=failure))
+        reply = StepReply(epoch=command.epoch, step_id=step_id, rank=self._rank, output=output, failure=failure)
+        self._reply(reply)
         if failure is not None and command.epoch >= self._epoch and self._worker is not None:
             self._worker.leave_groups("a step failed on it")
         with self._lock:

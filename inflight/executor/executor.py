@@ -3,7 +3,7 @@
 It does everything that is the same wherever the ranks run. A subclass only starts the ranks and sends them messages:
 
     execute_model, collective_rpc, ...: step_protocol.py
-    recover ── the ranks begin a new epoch, lost ranks are replaced: recovery.py
+    begin_epoch, replace_rank, join_epoch: the steps of a recovery (recovery.py), which the engine core begins
     _rank_died(rank, reason) ──▶ futures fail
 
 If the ranks are threads of this process, they get plans, arguments and results by reference. So nobody may change these.
@@ -15,20 +15,18 @@ import logging
 import threading
 import time
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Self
 
 from inflight.config.engine import EngineConfig
 from inflight.errors import EngineClosedError, RankError, StepError, WorkerDiedError
 from inflight.executor.meeting import Meeting
-from inflight.executor.recovery import RecoveryResult, recover
 from inflight.executor.selector import executor_class
 from inflight.executor.step_protocol import StepProtocol
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.start_up import EpochCommand, EpochReply, JoinEpoch, Listening, Ready
 from inflight.interface.worker import Rendezvous
-from inflight.processes.object_end import call_in_forks
+from inflight.processes.object_end import call_in_forks, run_to_end
 from inflight.processes.recovery_limits import RecoveryLimits
 
 logger = logging.getLogger(__name__)
@@ -43,7 +41,7 @@ class Executor(StepProtocol):
     Every method that sends something to the ranks raises these errors, or sets them in the future that it returns:
         StepError: the worker raised an exception. The error contains its traceback.
         StepTimeoutError: ranks did not reply in time. Their late replies are dropped.
-        WorkerDiedError: a rank died before or during the call. After it every call raises it, until `recover` is called.
+        WorkerDiedError: a rank died before or during the call. After it every call raises it, until an epoch begins.
         EngineClosedError: `shutdown` was called before or during the call.
 
     The constructor of a concrete executor ends with a call of `_start()`, which returns when every rank has loaded its model.
@@ -52,9 +50,10 @@ class Executor(StepProtocol):
     Attributes:
         meeting: the beginning of the present epoch. For recovery.py and concrete executors.
         starting: the ranks that have not loaded their model yet. For recovery.py.
+        limits: when ranks were replaced, and whether more may be.
     """
 
-    can_recover = True  # False: `recover` always raises
+    can_recover = True  # False: no rank can be replaced
     _wait: Callable[[], None] | None = None  # called before the ranks are launched
 
     @staticmethod
@@ -76,7 +75,7 @@ class Executor(StepProtocol):
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        self._limits = RecoveryLimits(config.fault_tolerance)
+        self.limits = RecoveryLimits(config.fault_tolerance)
         self._num_stale = 0  # messages of older epochs: those that ranks have dropped, and late `EpochReply`s
         self.meeting = Meeting(self._table.epoch, self.world_size)
         self.starting: set[int] = set()
@@ -121,35 +120,7 @@ class Executor(StepProtocol):
         """In a forked process: the ranks and the streams to them belong to the parent, so `shutdown` must not touch them."""
         self._shut_down.acquire(blocking=False)
 
-    # -- recovery: recovery.py calls all methods but the first two -------------------------------------------------------
-
-    def recover(self, cause: RankError) -> RecoveryResult:
-        """Begin a new epoch: replace lost ranks, and connect all ranks again. All pending commands fail. The caller must then
-        send every request in full, and must drop the prefix cache unless `kept_arenas`. No other thread may call the executor
-        meanwhile, except for `shutdown`. Waits until all ranks can run steps.
-
-        Raises:
-            RankError: `cause`, if the configuration does not allow a recovery, or if it did not succeed.
-            EngineClosedError: `shutdown` was called meanwhile.
-        """
-        if not self.can_recover or not self.config.fault_tolerance.enabled:
-            raise cause
-        return recover(self, cause, self._limits)
-
-    @property
-    def recovery_times(self) -> tuple[float, ...]:
-        """When ranks were replaced (`RecoveryLimits.times`). The engine core that follows a lost one sets those of its
-        predecessors, so that a request which ends ranks and cores in turn is limited, too."""
-        return tuple(self._limits.times)
-
-    @recovery_times.setter
-    def recovery_times(self, times: Sequence[float]) -> None:
-        self._limits.times = deque(times)
-
-    @property
-    def recovery_problem(self) -> str:
-        """Why the configuration does not allow another recovery now. "" if it does."""
-        return self._limits.problem()
+    # -- what a recovery uses (recovery.py) ------------------------------------------------------------------------------
 
     @property
     def longest_budget(self) -> float:
@@ -256,7 +227,7 @@ class Executor(StepProtocol):
                 self._wait()
             self._launch()
         except BaseException:  # also KeyboardInterrupt: if the constructor fails, no rank may stay alive
-            self.shutdown()
+            run_to_end(self.shutdown)
             raise
 
     def _shutdown_deadline(self, *, is_broken: bool = False) -> float:

@@ -107,7 +107,8 @@ class ExternalLauncherExecutor(Executor):
         with contextlib.ExitStack() as until_met:
             if self.world_size > 1:
                 bootstrap = until_met.enter_context(contextlib.closing(LauncherBootstrap(self._me, self._step_budget)))
-                connections, rendezvous = bootstrap.connections(), bootstrap.rendezvous(self._table.epoch)
+                connections = bootstrap.connections()
+                rendezvous = bootstrap.rendezvous(self._table.epoch)
             self._io.start()
             self._io.run(partial(self._watch, connections))
             self._rank_thread = RankThread(
@@ -123,7 +124,7 @@ class ExternalLauncherExecutor(Executor):
     def _watch(self, connections: dict[int, socket.socket]) -> None:
         for rank, connection in connections.items():
             use_heartbeats(connection, min(MAX_LINK_SILENCE_SECONDS, self._step_budget))
-            stream = IoStream(self._io, connection)
+            stream = IoStream(self._io.loop, connection)
             stream.on_message = partial(self._receive, rank)
             stream.on_end = partial(self._stream_ended, rank)
             self._peers[rank] = _Peer(stream)
@@ -142,9 +143,11 @@ class ExternalLauncherExecutor(Executor):
     def _submit(self, command: ExecuteModel | RpcCall) -> None:
         self._commands.append(command.key)
         if isinstance(command, ExecuteModel):
-            name, digest = f"step {command.key[1]}", _digest(encode(command)) if self._peers else ""
+            name = f"step {command.key[1]}"
+            digest = _digest(encode(command)) if self._peers else ""
         else:
-            name, digest = f"{command.method}()", ""
+            name = f"{command.method}()"
+            digest = ""
         submitted = Submitted(name=name, digest=digest)
         self._num_submitted += 1
         self._send_to_peers(submitted)

@@ -52,7 +52,8 @@ def named_error(rank: int, failure: WorkerFailure) -> InflightError | None:
 def start_up_error(rank: int, failure: WorkerFailure, num_ranks: int) -> InflightError:
     """Returns the error that the executor raises if a rank could not start. It has the class that the rank raised if Inflight
     has this class. Otherwise it is a `WorkerDiedError`. If there is only one rank, the message is the one that it raised."""
-    error = error_by_name(failure.type_name, failure.message) if num_ranks == 1 else named_error(rank, failure)
+    is_only = num_ranks == 1
+    error = error_by_name(failure.type_name, failure.message) if is_only else named_error(rank, failure)
     if error is not None:
         return error
     message = f"rank {rank} could not start: {failure.type_name}: {failure.message}"

@@ -30,6 +30,7 @@ from inflight.executor.executor import Executor
 from inflight.executor.failures import failed_reply
 from inflight.executor.join import RankAcceptor
 from inflight.executor.rank_process import SPARE_TITLE, WAITING_TITLE, WorkerProcess, worker_title
+from inflight.executor.recovery import recover
 from inflight.interface.codec import Message, encode
 from inflight.interface.framing import Buffer
 from inflight.interface.messages import (
@@ -103,7 +104,8 @@ class MultiprocExecutor(Executor):
         self._io.run(self._start_watching)
 
     def _launch(self) -> None:
-        parallel, fault_tolerance = self.config.parallel, self.config.fault_tolerance
+        parallel = self.config.parallel
+        fault_tolerance = self.config.fault_tolerance
         if parallel.nnodes > 1:
             self._acceptor = self._new_acceptor((parallel.master_addr, parallel.master_port), envs.cluster_token())
         self._wanted_spares = 0, SPARE_TITLE
@@ -114,7 +116,7 @@ class MultiprocExecutor(Executor):
         except StepTimeoutError as error:  # a process hung while it started; another one may start
             if parallel.nnodes > 1:  # ranks of other machines may not have connected yet
                 raise
-            self.recover(error)
+            recover(self, error)
         if fault_tolerance.enabled:
             self._wanted_spares = fault_tolerance.spare_workers, SPARE_TITLE
             self._io.run(self._fill_spares)
@@ -160,7 +162,8 @@ class MultiprocExecutor(Executor):
 
     def _begin(self, rank: int, stream: IoStream) -> None:
         """Called when the stream to a rank is open. Sends the rank what it needs to construct its worker."""
-        state, parallel = self._ranks[rank], self.config.parallel
+        state = self._ranks[rank]
+        parallel = self.config.parallel
         stream.on_message = partial(self._receive, rank, state)
         stream.on_end = partial(self._stream_ended, rank, state)
         state.stream = stream
@@ -178,7 +181,9 @@ class MultiprocExecutor(Executor):
         """Returns the address at which the rank listens for other ranks, as in `StartUp`."""
         if rank not in self.local_ranks:
             return ""
-        return self.config.parallel.master_addr if self.config.parallel.nnodes > 1 else "127.0.0.1"
+        if self.config.parallel.nnodes > 1:
+            return self.config.parallel.master_addr
+        return "127.0.0.1"
 
     def _rendezvous(self, addresses: tuple[tuple[str, int], ...]) -> Rendezvous | None:
         if self.world_size == 1:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from inflight import envs
 from inflight.config.ranks import RankLayout, ranks_of_node
 from inflight.errors import ConfigError, EngineError, WorkerDiedError
-from inflight.executor.join import connect
 from inflight.executor.rank_process import WorkerProcess, worker_title
 from inflight.interface.codec import schema_digest
 from inflight.interface.start_up import Hello
+from inflight.processes.acceptor import connect
 from inflight.processes.child_process import STOPPED_LOOK_SECONDS, stop_processes, wait_for_first_end
 from inflight.processes.streams import EXIT_STREAM_ENDED
 
@@ -74,7 +74,8 @@ class _Node:
 
     def __init__(self, args: NodeArgs) -> None:
         self._layout = RankLayout(args.tensor_parallel_size, args.pipeline_parallel_size)
-        self._args, self._token = args, envs.cluster_token()
+        self._args = args
+        self._token = envs.cluster_token()
         self.world_size = self._layout.world_size
         self.ranks = ranks_of_node(self.world_size, args.nnodes, args.node_rank)
         self.processes: dict[int, WorkerProcess] = {}
@@ -100,7 +101,8 @@ class _Node:
 
     def restart(self, rank: int) -> None:
         """Start a new process for a lost rank, unless node 0 tells another rank to end meanwhile."""
-        old, end = self.processes[rank], time.monotonic() + REJOIN_SECONDS
+        old = self.processes[rank]
+        end = time.monotonic() + REJOIN_SECONDS
         lost_node_0 = old.exit_code == EXIT_STREAM_ENDED
         reason = "has lost node 0: the engine has died, or the link broke" if lost_node_0 else f"was lost: {old.state}"
         logger.warning("rank %d %s; a new process tries to connect for %g s", rank, reason, REJOIN_SECONDS)

@@ -71,7 +71,9 @@ class RankActivities:
 
     def _describe(self, rank: int) -> str:
         if (activity := self.answers.get(rank)) is not None:
-            return f"{activity.text}, waiting for another rank" if activity.is_waiting else activity.text
+            if activity.is_waiting:
+                return f"{activity.text}, waiting for another rank"
+            return activity.text
         newest = self.newest_replies.get(rank)
         answered = "has answered no step yet" if newest is None else f"answered step {newest} last"
         return "; ".join(filter(None, (self._state(rank), f"does not say what it is doing; {answered}")))

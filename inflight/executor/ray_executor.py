@@ -87,8 +87,10 @@ class RayExecutor(MultiprocExecutor):
 
     def _start_ray(self) -> tuple[ChildProcess, IoStream]:
         process, stream = with_stream(self._io, lambda fd: ChildProcess(TITLE, MODULE, [fd], variables=QUIET))
-        stream.on_message, stream.on_end = self._take_news, self._ray_ended
-        device, (cluster, group) = self.config.device, self._surroundings
+        stream.on_message = self._take_news
+        stream.on_end = self._ray_ended
+        device = self.config.device
+        (cluster, group) = self._surroundings
         wanted = PlaceRanks(
             num_ranks=self.world_size,
             num_cpus=device.num_threads,
@@ -128,13 +130,16 @@ class RayExecutor(MultiprocExecutor):
     def _start_placed(self, placed: RanksPlaced) -> None:
         """Start the ranks that wait for `placed`. Correct `places` for them, and for lost ranks, whose machine may change."""
         if self._acceptor is None:
-            name, unknown = f"inflight-{secrets.token_hex(8)}", secrets.token_hex(TOKEN_BYTES)
-            self._acceptor, self._local_name = self._new_acceptor((placed.host, 0), unknown, name), name
+            name = f"inflight-{secrets.token_hex(8)}"
+            unknown = secrets.token_hex(TOKEN_BYTES)
+            self._acceptor = self._new_acceptor((placed.host, 0), unknown, name)
+            self._local_name = name
             self._acceptor.start()
         for name in (placed.machine, *placed.machines):
             self._machines.setdefault(name, len(self._machines))
         machines = [self._machines[name] for name in placed.machines]
-        places, starting = list(self.places), self._missing
+        places = list(self.places)
+        starting = self._missing
         for rank in sorted(starting):
             settled = (place for place in places if place.rank not in starting and place.machine == machines[rank])
             free = set(range(len(places))) - {place.local_rank for place in settled}

@@ -31,7 +31,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from inflight.errors import ConfigError
 from inflight.executor.failures import failure_of
-from inflight.executor.join import connect
 from inflight.interface.codec import schema_digest
 from inflight.interface.start_up import (
     Hello,
@@ -42,6 +41,7 @@ from inflight.interface.start_up import (
     StartRank,
     StartUpFailed,
 )
+from inflight.processes.acceptor import connect
 from inflight.processes.child_process import SIGKILL_SECONDS, child_command, child_environment, name_process
 from inflight.processes.streams import BlockingStream
 

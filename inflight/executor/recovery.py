@@ -1,4 +1,4 @@
-"""`recover`: begins a new epoch after a fault.
+"""`recover`: begins a new epoch after a fault. The engine core decides when, and calls it (engine/core/engine_core.py).
 
 An epoch is a time in which all ranks live, are connected to each other, and run steps. When a rank dies, hangs or fails in a
 step, the epoch is over, because a step needs all ranks. No token is lost, because the scheduler has the tokens of all requests.
@@ -29,21 +29,18 @@ The first plan of the new epoch has every request in full. If a rank is new, the
 cache of this rank is empty (`RecoveryResult.kept_arenas`).
 """
 
-from __future__ import annotations
-
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from inflight.errors import EngineClosedError, InflightError, RankError, StepTimeoutError
 from inflight.executor.broken_links import BrokenLinks
-from inflight.interface.start_up import BeginEpoch
+from inflight.executor.meeting import Meeting
+from inflight.interface.start_up import BeginEpoch, EpochCommand
 from inflight.processes.child_process import pause_seconds
 from inflight.processes.recovery_limits import RecoveryLimits
-
-if TYPE_CHECKING:
-    from inflight.executor.executor import Executor
 
 logger = logging.getLogger(__name__)
 
@@ -70,13 +67,56 @@ class RecoveryResult:
         return not self.replaced
 
 
-def recover(executor: Executor, cause: RankError, limits: RecoveryLimits) -> RecoveryResult:
-    """See `Executor.recover`."""
+class Ranks(Protocol):
+    """What a recovery uses of an `Executor`, which describes these attributes and methods."""
+
+    starting: set[int]
+
+    @property
+    def can_recover(self) -> bool: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def local_ranks(self) -> Sequence[int]: ...
+
+    @property
+    def meeting(self) -> Meeting: ...
+
+    @property
+    def limits(self) -> RecoveryLimits: ...
+
+    @property
+    def longest_budget(self) -> float: ...
+
+    def begin_epoch(self, cause: RankError) -> set[int]: ...
+
+    def send(self, rank: int, command: EpochCommand) -> None: ...
+
+    def replace_rank(self, rank: int) -> None: ...
+
+    def join_epoch(self, deadline: float | None = None) -> None: ...
+
+
+def recover(executor: Ranks, cause: RankError) -> RecoveryResult:
+    """Begin a new epoch: replace lost ranks, and connect all ranks again. All pending commands fail. The caller must then send
+    every request in full, and must drop the prefix cache unless `kept_arenas`. No other thread may call the executor meanwhile,
+    except for `shutdown`. Waits until all ranks can run steps.
+
+    Raises:
+        RankError: `cause`, if the configuration does not allow a recovery, or if it did not succeed.
+        EngineClosedError: `shutdown` was called meanwhile.
+    """
+    limits = executor.limits
+    if not executor.can_recover or not limits.config.enabled:
+        raise cause
     seconds = limits.config.engine_recovery_timeout_sec
     deadline = time.monotonic() + seconds
     replaced: set[int] = set()
     num_lost = 0  # how many tries in a row have started processes in vain
-    links, cut_off = BrokenLinks(executor.local_ranks), set[int]()
+    links = BrokenLinks(executor.local_ranks)
+    cut_off = set[int]()
     error: Exception = cause
     problem = limits.problem()
     while not problem:
@@ -88,7 +128,7 @@ def recover(executor: Executor, cause: RankError, limits: RecoveryLimits) -> Rec
         try:
             new = _gather(executor, lost, patience)
             if new and not replaced:
-                limits.note()
+                limits.record()
             replaced |= new
             executor.join_epoch(deadline)
             return RecoveryResult(
@@ -101,7 +141,8 @@ def recover(executor: Executor, cause: RankError, limits: RecoveryLimits) -> Rec
         if time.monotonic() >= deadline:
             problem = f"engine_recovery_timeout_sec={seconds:g} has passed"
             break
-        logger.warning("the ranks could not begin epoch %d: %s", executor.meeting.epoch, str(error).partition("\n")[0])
+        reason = str(error).partition("\n")[0]
+        logger.warning("the ranks could not begin epoch %d: %s", executor.meeting.epoch, reason)
         cut_off = links.ranks_to_replace(executor.meeting, has_new_ranks=bool(new))
         num_lost = num_lost + 1 if new else 0  # another try to meet costs little
         time.sleep(min(pause_seconds(max(num_lost, 1)), max(deadline - time.monotonic(), 0.0)))
@@ -109,7 +150,7 @@ def recover(executor: Executor, cause: RankError, limits: RecoveryLimits) -> Rec
     raise cause
 
 
-def _gather(executor: Executor, lost: set[int], patience: float) -> set[int]:
+def _gather(executor: Ranks, lost: set[int], patience: float) -> set[int]:
     """Let all ranks begin the epoch. Replace those that are `lost`, or do not report within `patience` seconds. Returns the
     replaced ranks."""
     meeting = executor.meeting

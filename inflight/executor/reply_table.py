@@ -171,7 +171,7 @@ class ReplyTable:
     def _take_failure(self, pending: Pending, rank: int, failure: WorkerFailure, is_awaited: bool) -> Settlement | None:
         error = pending.failure_error(rank, failure)
         if isinstance(error, RankError) and isinstance(pending, PendingStep):
-            self._note_error(error)
+            self._record_error(error)
         if not is_awaited:
             level = logging.DEBUG if failure.is_echo else logging.WARNING
             logger.log(level, "an error in a reply that nothing waits for: %s", error)
@@ -225,7 +225,7 @@ class ReplyTable:
                         settlements.append(partial(pending.future.set_exception, errors[-1]))
                 pending.missing.discard(rank)
             self._pending = {key: pending for key, pending in self._pending.items() if pending.missing}
-            self._note_error(errors[0] if errors else kind(f"rank {rank} was lost ({reason})", rank=rank))
+            self._record_error(errors[0] if errors else kind(f"rank {rank} was lost ({reason})", rank=rank))
             on_death = self._on_death
         logger.error("rank %d was lost: %s", rank, reason)
         for settlement in settlements:
@@ -256,12 +256,14 @@ class ReplyTable:
             self._changed.wait_for(lambda: self._closed or self._first_cause() is not None, seconds)
             if (cause := self._first_cause()) is not None:
                 return cause
-            return error if pending is None or not pending.missing else self._activities.silence_behind(error, pending)
+            if pending is None or not pending.missing:
+                return error
+            return self._activities.silence_behind(error, pending)
 
     def _first_cause(self) -> RankError | None:
         return next((error for error in self._errors if not error.is_echo), None)
 
-    def _note_error(self, error: RankError) -> None:
+    def _record_error(self, error: RankError) -> None:
         if len(self._errors) < MAX_ERRORS:
             self._errors.append(error)
             self._changed.notify_all()
@@ -352,6 +354,6 @@ class ReplyTable:
                 error = self._activities.timeout_error(pending, self._step_budget)
                 self._mark_settled(pending)
                 if isinstance(pending, PendingStep):
-                    self._note_error(error)
+                    self._record_error(error)
                 settlements.append(partial(pending.future.set_exception, error))
         return settlements

@@ -14,8 +14,8 @@ The first entry of the list, a `_Tag`, says what the list is.
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
@@ -25,10 +25,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from inflight.config.architecture import MlpSpec
+from inflight.config.mixers import MIXER_KINDS, MixerSpec
+from inflight.config.mlp_kinds import MLP_KINDS
 from inflight.errors import CodecError
 from inflight.interface.framing import ByteArray, Frame
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 from inflight.interface.messages import AskActivity, RpcCall, RpcReply, WorkerCommand, WorkerReply
+from inflight.interface.part_kinds import PART_KINDS, RESULT_KINDS
+from inflight.interface.parts import PartResult, RequestPart
 from inflight.interface.serving import ServingMessage
 from inflight.interface.start_up import StartUpMessage
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
@@ -43,6 +48,15 @@ _DTYPES = {  # numpy's name of a dtype -> the dtype; the name of int32 is "<i4"
     for name in "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 }
 _ARRAY = 1  # the code of arrays among MessagePack's extensions
+
+# A base class that is no dataclass -> its subclasses, by their field `kind`. Where an annotation names the base class, the
+# value is of one of these subclasses.
+_UNIONS: Mapping[object, Mapping[str, type]] = {
+    MixerSpec: MIXER_KINDS,
+    MlpSpec: MLP_KINDS,
+    RequestPart: PART_KINDS,
+    PartResult: RESULT_KINDS,
+}
 
 # dataclasses that arguments and results of remote calls may contain
 _VALUE_TYPES = {
@@ -73,7 +87,7 @@ class _Array(msgspec.Struct, array_like=True):
 _array_decoder = msgspec.msgpack.Decoder(_Array)
 # msgspec learns the fields of a class at its first use. A second thread that uses the class meanwhile crashes the process
 # (SIGSEGV, msgspec 0.22). Any call of `msgspec.convert` may be a first use, so each call holds this lock.
-_first_use = threading.Lock()
+_first_use = threading.RLock()
 
 
 def schema_digest() -> str:
@@ -83,9 +97,9 @@ def schema_digest() -> str:
     queue: list[Any] = [*MESSAGE_TYPES, *_VALUE_TYPES.values()]
     for kind in queue:
         if not is_dataclass(kind):
-            queue += get_args(kind)
+            queue += [*get_args(kind), *_UNIONS.get(kind, {}).values()]
         elif repr(kind) not in seen:
-            seen[repr(kind)] = repr(kind.__annotations__)
+            seen[repr(kind)] = repr([(each.name, each.type) for each in fields(kind)])
             queue += get_type_hints(kind).values()
     return hashlib.sha256(repr(list(seen.items())).encode()).hexdigest()
 
@@ -160,7 +174,9 @@ def _pack(value: Any) -> Any:
 
 
 def _name(kind: type) -> str:
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    if kind.__module__ == "builtins":
+        return kind.__name__
+    return f"{kind.__module__}.{kind.__name__}"
 
 
 # -- frames to messages --------------------------------------------------------------------------------------------
@@ -186,7 +202,8 @@ class Decoder:
             name = f"kind {frame.kind}" if message_type is None else message_type.__name__
             expected = ", ".join(kind.__name__ for kind in allowed)
             raise CodecError(f"received a frame of {name}; expected one of {expected}")
-        self._segments, self._unused = frame.segments, set(range(len(frame.segments)))
+        self._segments = frame.segments
+        self._unused = set(range(len(frame.segments)))
         try:
             message = _unpacked(self._decoder(frame.kind).decode(frame.body), self._check_type)
         except (TypeError, ValueError, KeyError, OverflowError, RecursionError) as error:
@@ -226,17 +243,27 @@ class Decoder:
         return self._segments[index]
 
     def _check_type(self, wanted: Any, value: object) -> object:
-        """msgspec calls this for a value whose annotation, `wanted`, it does not know: a path or an array."""
-        if wanted is Path:
-            if not isinstance(value, str):
-                raise ValueError(f"a path must be a string, not {type(value).__name__}")
-            return Path(value)
+        """msgspec calls this for a value whose annotation, `wanted`, it does not know: an array, a path or a union."""
         dtype = self._dtypes.get(wanted)
         if dtype is None:
+            if wanted is Path:
+                if not isinstance(value, str):
+                    raise ValueError(f"a path must be a string, not {type(value).__name__}")
+                return Path(value)
+            if wanted in _UNIONS:
+                return self._read_union(wanted, value)
             dtype = self._dtypes[wanted] = np.dtype(get_args(get_args(wanted)[1])[0])
         if not isinstance(value, np.ndarray) or value.dtype != dtype:
             raise ValueError(f"an array of {dtype} is expected, not {getattr(value, 'dtype', type(value).__name__)}")
         return value
+
+    def _read_union(self, base: type, value: object) -> object:
+        kinds = _UNIONS[base]
+        kind = value.get("kind") if isinstance(value, dict) else None
+        if not isinstance(kind, str) or kind not in kinds:
+            raise ValueError(f"a {base.__name__} has the kind {kind!r}; known are {', '.join(kinds)}")
+        with _first_use:
+            return msgspec.convert(value, kinds[kind], dec_hook=self._check_type)
 
 
 def _unpacked(message: Message, dec_hook: Callable[[Any, object], object]) -> Message:

@@ -51,7 +51,8 @@ class Frame:
                 f"({MAX_FRAME_BYTES} bytes, {MAX_SEGMENTS} arrays); send it as several messages"
             )
         sizes = [len(segment) for segment in self.segments]
-        header = _HEADER.pack(_MAGIC, self.kind, len(sizes), len(self.body)) + struct.pack(f"<{len(sizes)}Q", *sizes)
+        lengths = struct.pack(f"<{len(sizes)}Q", *sizes)
+        header = _HEADER.pack(_MAGIC, self.kind, len(sizes), len(self.body)) + lengths
         return [header + self.body, *(segment.data for segment in self.segments if len(segment))]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight.errors import ErrorKind
+from inflight.interface.parts import PartResult, RequestPart
 from inflight.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
@@ -39,7 +40,8 @@ class AnswerFrame:
         answer: the header of the answer, in a family that divides its text into messages. It is "" in other families, and if
             the constrained text itself begins with a header.
         next_message: in such a family, the text between two messages.
-        calls: texts with which a call begins. A call may come instead of the constrained text.
+        calls: texts with which a call begins. A call may come instead of the constrained text. Without a grammar, no reasoning
+            is looked for behind them.
         not_in_reasoning: texts that must not be in the reasoning, because they begin another message.
         max_reasoning_tokens: how many tokens the reasoning may have, in all its parts together; None for any number. After
             them `closing_token_ids` are forced. Without a grammar the rest of the text is free.
@@ -84,7 +86,7 @@ class ResolvedSampling:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
 
-# A sequence has made progress after a fault if it has got so many new tokens (see scheduler/suspects.py).
+# A sequence has made progress after a fault if it has got so many new tokens (see scheduler/quarantine.py).
 MIN_PROGRESS_TOKENS = 2
 # After so many faults in a row without progress it runs alone.
 MAX_FAULTS = 3
@@ -99,13 +101,15 @@ class EngineCoreRequest:
     None in the first sibling itself. Requests with different `cache_salt` do not share cached prompts, so a user cannot find
     out by timing what another user has sent.
 
+    `client` is a short name for the client that has sent the request (an API key, or a connection), so that clients can take
+    turns; "" for a program that uses the engine itself.
+
     A *resumed* sequence goes on after its engine core was lost. The core computes its tokens again and emits only later ones:
 
     - `emitted_token_ids`: the tokens that the front end has already received, in order. They are output and not prompt, so
       `max_tokens`, `min_tokens`, penalties, the grammar and the seeds of draws count them.
-    - `num_prompt_logprobs_done`: for how many prompt tokens the front end has already received log-probabilities. The first
-      prompt token has none and counts as done.
-    - `num_losses`: how many engine cores were lost with this sequence, without progress between them (`Suspects`).
+    - `parts`: as they are after the results that the front end has already received (`RequestPart.after`).
+    - `num_losses`: how many engine cores were lost with this sequence, without progress between them (`Quarantine`).
     """
 
     request_id: str
@@ -113,9 +117,10 @@ class EngineCoreRequest:
     priority: int = 0
     cache_salt: str = ""
     prompt_leader: str | None = None
+    client: str = ""
     emitted_token_ids: tuple[int, ...] = ()
-    num_prompt_logprobs_done: int = 1
     num_losses: int = 0
+    parts: tuple[RequestPart, ...] = ()
 
     def is_sibling(self, other: EngineCoreRequest) -> bool:
         """Whether both are sequences of the same request. A sequence is its own sibling."""
@@ -145,6 +150,12 @@ class LogprobsColumns:
             token_ids=self.token_ids[start:stop], logprobs=self.logprobs[start:stop], ranks=self.ranks[start:stop]
         )
 
+    def pieces(self, max_size: int) -> Iterator[tuple[int, LogprobsColumns]]:
+        """Yields the positions in pieces of at most `max_size` entries, each with the index of its first position."""
+        num_rows = max(max_size // self.token_ids.shape[1], 1)
+        for start in range(0, len(self.ranks), num_rows):
+            yield start, self.rows(start, start + num_rows)
+
     def top(self, k: int) -> LogprobsColumns:
         """Returns only the columns of the token itself and the k most probable ones."""
         return LogprobsColumns(
@@ -157,17 +168,16 @@ class LogprobsColumns:
 class EngineCoreOutput:
     """What one commit (the scheduler's update after a step) adds to one request.
 
-    `prompt_logprobs` comes in several parts, in order. The first part starts at prompt position 1, because the token at
-    position 0 has no log-probability. `stop_reason` is the user's stop token that ended the request; None if something else
-    ended it. `queue_seconds` is the time from the arrival at the core to the first step. It is no point in time, because the
-    front end may be on another machine, which has another clock. `error` says why the request failed, and `error_kind` what
+    `parts` are results of the request's parts. `stop_reason` is the user's stop token that ended the request; None if something
+    else ended it. `queue_seconds` is the time from the arrival at the core to the first step. It is no point in time, because
+    the front end may be on another machine, which has another clock. `error` says why the request failed, and `error_kind` what
     the cause is.
     """
 
     request_id: str
     new_token_ids: tuple[int, ...]
     logprobs: LogprobsColumns | None = None
-    prompt_logprobs: LogprobsColumns | None = None
+    parts: tuple[PartResult, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     num_cached_tokens: int = 0

@@ -110,12 +110,14 @@ class EngineOutputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedBlocks:
-    """Names of blocks that have joined and left the core's prefix cache, one after another, 32 bytes each. If `is_first`, the
-    front end forgets the names that it knew before."""
+    """Names of blocks that have joined and left the core's prefix cache, one after another, 33 bytes each: the last byte is
+    the number of a kind of layers. If `is_first`, the front end forgets the names that it knew before. `kinds`, in the first
+    message of a stream: for each kind how many of the last blocks a token needs; 0: all blocks."""
 
     stored: bytes
     removed: bytes
     is_first: bool = False
+    kinds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

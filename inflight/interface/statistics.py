@@ -177,7 +177,8 @@ class FaultStatus:
 
     def with_dead_front_ends(self, count: int) -> FaultStatus:
         """Returns this status after so many deaths of front ends."""
-        counts, cause = {**self.num_recoveries, "front_end_died": count}, f"{count} front ends have died"
+        counts = {**self.num_recoveries, "front_end_died": count}
+        cause = f"{count} front ends have died"
         return replace(self, num_recoveries=counts, last_cause=cause, last_kind="front_end_died")
 
     def after(self, past: FaultStatus) -> FaultStatus:

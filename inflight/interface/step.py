@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from inflight.interface.parts import PartResult, RequestPart
 from inflight.interface.request import Int32Array, LogprobsColumns, ResolvedSampling
 
 
@@ -30,7 +31,7 @@ class NewRequestData:
     num_prompt_tokens: int
     block_ids: tuple[Int32Array, ...]
     sampling: ResolvedSampling
-    num_prompt_logprobs_done: int = 0  # the number of prompt positions whose logprobs were returned
+    parts: tuple[RequestPart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,15 +121,6 @@ class GrammarOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptLogprobs:
-    """Log-probabilities of the prompt tokens `[start, start + n)` of the request in the plan's row `row`."""
-
-    row: int
-    start: int
-    columns: LogprobsColumns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRunnerOutput:
     """One rank's answer to one step. It is sent when the rank's device has ended the step. On a rank that does not draw, all
     arrays are empty.
@@ -150,7 +142,7 @@ class ModelRunnerOutput:
     sampled_positions: Int32Array = field(default_factory=_empty)  # [num_sampling_rows] or empty
     logprobs: LogprobsColumns | None = None
     logprobs_rows: Int32Array = field(default_factory=_empty)
-    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    parts: tuple[tuple[int, PartResult], ...] = ()  # with the rows of the plan that they belong to
     draft_token_ids: Int32Array = field(default_factory=_empty)  # [num_sampling_rows, num_speculative_tokens] or empty
     compute_seconds: float = 0.0
     shares_cores: bool = False

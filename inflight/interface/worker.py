@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -10,6 +11,8 @@ from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 
 TOKEN_BYTES = 32
+
+TierCounts = dict[str, dict[str, float]]  # name of a tier -> what it has done -> how often, or how long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,31 @@ class WorkerBase(ABC):
     def is_waiting(self) -> bool:
         """Whether the rank waits for another rank now. False if this is not known. Any thread may call this. Must not wait."""
         return False
+
+    # -- transfers of KV blocks, called beside the steps, and only if the configuration has a slab. rank_transfers.py describes
+    # -- the arguments, and what the futures have
+
+    def kv_save(
+        self, transfer_id: int, blocks: Sequence[int], slots: Sequence[int], keys: Sequence[Sequence[bytes]]
+    ) -> Future[bool]:
+        raise NotImplementedError
+
+    def kv_stored(self, transfer_id: int) -> Future[tuple[bool, TierCounts]]:
+        raise NotImplementedError
+
+    def kv_load(self, slots: Sequence[int], blocks: Sequence[int]) -> Future[bool]:
+        raise NotImplementedError
+
+    def kv_fetch(
+        self, keys: Sequence[bytes], slots: Sequence[int], chunks: Sequence[tuple[bytes, int]]
+    ) -> Future[tuple[list[bool], TierCounts]]:
+        raise NotImplementedError
+
+    def kv_touch(self, keys: Sequence[Sequence[bytes]]) -> Future[tuple[list[bool], TierCounts]]:
+        raise NotImplementedError
+
+    def kv_restore(self, keys: Sequence[Sequence[bytes]], slots: Sequence[int]) -> Future[tuple[bool, TierCounts]]:
+        raise NotImplementedError
 
     def check_health(self) -> None:
         """Raises if this rank cannot serve. By default, a rank that answers is healthy."""

@@ -43,7 +43,8 @@ class GatedDeltaShape:
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shapes of the matrices of all value heads (float32), and of the last inputs of the convolution."""
-        return (self.num_value_heads, self.key_dim, self.value_dim), (self.kernel_size - 1, self.num_channels)
+        state = self.num_value_heads, self.key_dim, self.value_dim
+        return state, (self.kernel_size - 1, self.num_channels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +122,10 @@ def delta_rule(
         system = beta[:, :, None] * (k @ k.mT) * between
         wanted = beta[:, :, None] * (v - total.exp()[:, :, None] * (k @ state))
         written = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
-        results.append((total.exp()[:, :, None] * (q @ state) + ((q @ k.mT) * between) @ written).transpose(0, 1))
+        of_state = total.exp()[:, :, None] * (q @ state)
+        of_chunk = ((q @ k.mT) * between) @ written
+        results.append((of_state + of_chunk).transpose(0, 1))
         rest = (total[:, -1:] - total).exp()[:, :, None]  # the decay from each token to the end of the chunk
-        state = total[:, -1].exp()[:, None, None] * state + (rest * k).mT @ written
+        decay = total[:, -1].exp()[:, None, None]
+        state = decay * state + (rest * k).mT @ written
     return torch.cat(results), state

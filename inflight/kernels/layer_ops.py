@@ -89,7 +89,8 @@ class TorchLayerOps(LayerOps):
     def norm_and_rotate(self, heads: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         if weight is not None:
             heads = _rms_norm(heads, weight, eps)
-        return torch.addcmul(heads * cos.unsqueeze(1), heads.roll(heads.shape[-1] // 2, dims=-1), sin.unsqueeze(1))
+        swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
+        return torch.addcmul(heads * cos.unsqueeze(1), swapped, sin.unsqueeze(1))
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -67,7 +67,8 @@ class QuantizedWeight:
 
     def dequantize(self) -> Tensor:
         """float32 [out_features, in_features]."""
-        grouped = self.values.view(len(self.values), self.scales.shape[1], -1).float() * self.scales[..., None]
+        num_rows, num_groups = self.scales.shape
+        grouped = self.values.view(num_rows, num_groups, -1).float() * self.scales[..., None]
         if self.offsets is not None:
             grouped -= self.offsets[..., None]
         return grouped.view(self.values.shape)
@@ -120,7 +121,8 @@ def select_rows(weight: Tensor | QuantizedWeight, rows: Tensor) -> Tensor | Quan
 def _as_bytes(weight: QuantizedWeight) -> QuantizedWeight:
     """Returns the same weight in 8 bits, with one offset per group."""
     if weight.offsets is None:
-        values, offsets = weight.values.view(torch.uint8) ^ 128, weight.scales * 128
+        values = weight.values.view(torch.uint8) ^ 128
+        offsets = weight.scales * 128
     else:
         values, offsets = weight.values, weight.offsets
     return QuantizedWeight(values=values, scales=weight.scales, offsets=offsets, bits=8)
@@ -144,7 +146,8 @@ def quantize_rows(weight: Tensor, *, bits: int, group_size: int) -> QuantizedWei
         if offsets is None:
             values[rows], scales[rows] = _symmetric(weight[rows].float())
         else:
-            quantized, scales[rows], offsets[rows] = _groups(weight[rows].float().view(-1, num_groups, group_size))
+            grouped = weight[rows].float().view(-1, num_groups, group_size)
+            quantized, scales[rows], offsets[rows] = _groups(grouped)
             values[rows] = quantized.flatten(1)
     return QuantizedWeight(values=values, scales=scales, offsets=offsets, bits=bits)
 
@@ -163,7 +166,8 @@ def _groups(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     for shrink in _SHRINK:
         scale = ((high - low) * shrink / 15).clamp_(min=1e-30)
         offset = -low * shrink
-        error = (_rounded(weight, scale, offset) * scale[..., None] - offset[..., None]).sub_(weight)
+        dequantized = _rounded(weight, scale, offset) * scale[..., None] - offset[..., None]
+        error = dequantized.sub_(weight)
         total = error.square_().sum(dim=2)
         is_better = total < least
         for kept, found in ((least, total), (scales, scale), (offsets, offset)):

@@ -8,8 +8,9 @@ A token's row has three parts of num_channels numbers: b, c and x. Per channel, 
 import torch
 from torch import Tensor
 
+from inflight.kernels.cpu.call_checks import require, require_states
 from inflight.kernels.cpu.functions import DTYPES, AttentionStep, ShortConv
-from inflight.kernels.cpu.limits import require, require_states, require_supported, short_conv_problem
+from inflight.kernels.cpu.limits import require_supported, short_conv_problem
 from inflight.kernels.cpu.recording import KernelLibrary
 
 
@@ -45,7 +46,9 @@ class CpuShortConv:
         for each in (weight, torch.zeros(num_channels, dtype=torch.float32, device="cpu") if bias is None else bias):
             fits = each.shape[-1] == num_channels and each.dtype == torch.float32 and each.is_contiguous()
             require(fits, f"short_conv needs contiguous weights in float32 for {num_channels} channels", each)
-        self._kernels, self._weight, self._bias = kernels, weight, bias
+        self._kernels = kernels
+        self._weight = weight
+        self._bias = bias
 
     @staticmethod
     def supports(weight: Tensor, dtype: torch.dtype) -> bool:

@@ -5,8 +5,8 @@ import ctypes
 import torch
 from torch import Tensor
 
+from inflight.kernels.cpu.call_checks import require, require_rows
 from inflight.kernels.cpu.library import load_kernels
-from inflight.kernels.cpu.limits import require, require_rows
 
 WORD_BITS = 32
 CHUNK_ELEMENTS = 512 * 1024  # logits handled at once; they fit into the processor's caches, which halves the time
@@ -45,11 +45,13 @@ def check_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
 
 def torch_apply_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
     check_token_masks(logits, rows, masks)
-    vocab_size, bits = logits.shape[1], torch.arange(WORD_BITS, dtype=torch.int32, device="cpu")
+    vocab_size = logits.shape[1]
+    bits = torch.arange(WORD_BITS, dtype=torch.int32, device="cpu")
     step = max(1, CHUNK_ELEMENTS // vocab_size)
     for start in range(0, len(rows), step):
         at, words = rows[start : start + step], masks[start : start + step]
-        forbidden = ((words[:, :, None] >> bits) & 1 == 0).flatten(1)[:, :vocab_size]
+        allowed = (words[:, :, None] >> bits) & 1
+        forbidden = (allowed == 0).flatten(1)[:, :vocab_size]
         logits[at] = logits[at].masked_fill_(forbidden, -torch.inf)
 
 

@@ -64,7 +64,8 @@ class ArcPool(BlockPool):
         once, again = self._arc.lists
         index = 0 if once and (len(once) > self._target or not again) else 1
         block_id = next(iter(self._arc.lists[index]))
-        key, evicted = self._keys[block_id], self._evicted[index]
+        key = self._keys[block_id]
+        evicted = self._evicted[index]
         assert key is not None
         evicted[key] = None
         if len(evicted) > self.num_blocks:

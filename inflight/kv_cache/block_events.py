@@ -3,14 +3,17 @@
 from inflight.interface.block_events import CLEARED, BlockEvent, blocks_removed, blocks_stored
 from inflight.interface.request import Int32Array
 from inflight.kv_cache.cached_names import CachedNames
+from inflight.kv_cache.request_blocks import RequestBlocks
 
 
 class BlockEvents:
     """`names` watches one KV group of a pool. Blocks of requests with a `cache_salt` are left out: routers know blocks by their
-    tokens only, and cannot tell such a block from one without a salt."""
+    tokens only, and cannot tell such a block from one without a salt. `unsalted_root`: of the names of all other blocks."""
 
-    def __init__(self, names: CachedNames, block_size: int) -> None:
-        self._names, self._block_size = names, block_size
+    def __init__(self, names: CachedNames, block_size: int, unsalted_root: bytes) -> None:
+        self._names = names
+        self._block_size = block_size
+        self._unsalted_root = unsalted_root
         self._told: set[bytes] = set()  # names in the cache that were told
         self._events: list[BlockEvent] = []
 
@@ -23,13 +26,14 @@ class BlockEvents:
             self._events.append(blocks_removed([_number(name) for name in gone]))
         return {name for name, is_cached in changes.items() if is_cached} - self._told
 
-    def note_commit(
-        self, names: list[bytes], start: int, stop: int, token_ids: Int32Array, first_token: int, *, is_salted: bool
+    def note_stored(
+        self, blocks: RequestBlocks, start: int, stop: int, token_ids: Int32Array, first_token: int = 0
     ) -> None:
-        """A request has committed its blocks [start, stop). `names` are the names of its first blocks, `token_ids` its tokens
-        from position `first_token` on."""
+        """The blocks [start, stop) of a request may have joined the cache: it has committed or loaded them. `token_ids` are its
+        tokens from position `first_token` on."""
         new = self._follow()
-        for index in range(start, stop) if new and not is_salted else ():
+        names = blocks.hashes
+        for index in range(start, stop) if new and blocks.root == self._unsalted_root else ():
             if (name := names[index]) not in new:  # the cache has this block already, or it is outside the window
                 continue
             begin = index * self._block_size - first_token
@@ -46,7 +50,8 @@ class BlockEvents:
     def take(self) -> list[BlockEvent]:
         """Returns what has happened since the last call."""
         self._follow()
-        events, self._events = self._events, []
+        events = self._events
+        self._events = []
         return events
 
 

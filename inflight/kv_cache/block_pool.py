@@ -80,8 +80,9 @@ class BlockPool:
                     del self._cached[block_id]
                 counts[block_id] += 1
 
-    def free(self, block_ids: Iterable[int]) -> None:
-        """Remove a reference from each block but the dummy block. The first of `block_ids` will be evicted first."""
+    def free(self, block_ids: Iterable[int], *, early: bool = False) -> None:
+        """Remove a reference from each block but the dummy block. The first of `block_ids` will be evicted first. With `early`
+        they will be evicted before all other blocks, the last one first."""
         counts = self._ref_counts
         for block_id in block_ids:
             if block_id == DUMMY_BLOCK:
@@ -93,6 +94,8 @@ class BlockPool:
                     self._empty.append(block_id)
                 else:
                     self._cached[block_id] = None
+                    if early:
+                        self._cached.move_to_end(block_id, last=False)
 
     def refresh(self, block_ids: Sequence[int]) -> None:
         """Note that the contents of these blocks are used again. The first of `block_ids` will be evicted last."""

@@ -24,7 +24,6 @@ from there.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig
@@ -33,26 +32,12 @@ from inflight.kv_cache.block_events import BlockEvents
 from inflight.kv_cache.block_hash import BlockHasher
 from inflight.kv_cache.block_pool import BlockKey, BlockPool
 from inflight.kv_cache.cached_names import CachedNames
-from inflight.kv_cache.groups import CacheGroup
+from inflight.kv_cache.partings import make_partings
+from inflight.kv_cache.request_blocks import RequestBlocks
+from inflight.kv_cache.window_group import make_groups
 
 NO_BLOCKS: tuple[list[int], ...] = ()
 _NOTHING_HELD: Mapping[int, int] = MappingProxyType({})
-
-
-@dataclass(slots=True)
-class RequestBlocks:
-    """The block tables of one request (one per KV group, equally long), and the names of its full blocks."""
-
-    tables: tuple[list[int], ...]
-    root: bytes
-    num_prompt_blocks: int = 0  # full blocks of the prompt without its last token
-    hashes: list[bytes] = field(default_factory=list)  # names of the first blocks; more are computed when needed
-    num_committed: int = 0  # blocks [0, num_committed) are full, computed, and processed by `commit`
-    may_be_named: bool = True  # False: the blocks depend on tokens from before `reset_prefix_cache`
-    num_found: int = 0  # the tables began with this many blocks from the cache or from a leader
-    # after so many blocks there is one snapshot more: `name_last_state` made it, or a fetch wants it
-    num_before_last_state: int = 0
-    were_sought: bool = False  # whether `KVTransfers` has looked for them since the request last began to wait
 
 
 class KVCacheManager:
@@ -68,34 +53,41 @@ class KVCacheManager:
         self._checkpoint_tokens = checkpoint_tokens
         self._caching = enable_prefix_caching
         self._hasher = BlockHasher(fingerprint, self.block_size)
-        self._unsalted_root = self._hasher.root("")
         self.pool = BlockPool(config.num_blocks)
         self._events: BlockEvents | None = None
-        self._groups = [CacheGroup(index, group.spec, self.pool) for index, group in enumerate(config.groups)]
+        self.groups = make_groups(config, self.pool)
+        self._partings = make_partings(self.groups, self.pool)
 
     def watch_names(self) -> CachedNames:
         """Returns an object that notes which names of blocks join and leave the prefix cache. Of several KV groups it watches
-        the first one that has keys and values."""
-        groups = [index for index, group in enumerate(self._groups) if not group.has_states]
-        return CachedNames(self.pool, groups[0] if groups else 0)
+        the first one of full attention, because a request needs all of its blocks."""
+        whole = [index for index, group in enumerate(self.groups) if group.is_whole]
+        return CachedNames(self.pool, whole[0] if whole else 0)
 
     def watch_blocks(self) -> BlockEvents:
         """Like `watch_names`, but the object also notes the tokens of the blocks."""
-        self._events = BlockEvents(self.watch_names(), self.block_size)
+        self._events = BlockEvents(self.watch_names(), self.block_size, self._hasher.root(""))
         return self._events
+
+    def note_loaded(self, blocks: RequestBlocks, num_blocks: int, token_ids: Int32Array) -> None:
+        """The first blocks of a request were loaded, and have joined the prefix cache."""
+        if self._events is not None:
+            self._events.note_stored(blocks, 0, num_blocks, token_ids)
 
     @property
     def num_groups(self) -> int:
-        return len(self._groups)
+        return len(self.groups)
 
     @property
     def usage(self) -> float:
         """Share of the blocks in use, in [0, 1]."""
-        return 1.0 - self.pool.num_free_blocks / (self.pool.num_blocks - 1)
+        usable = self.pool.num_blocks - 1
+        return 1.0 - self.pool.num_free_blocks / usable
 
     def new_request(self, cache_salt: str, num_prompt_tokens: int = 0) -> RequestBlocks:
-        root, num_prompt_blocks = self._hasher.root(cache_salt), max(0, num_prompt_tokens - 1) // self.block_size
-        return RequestBlocks(tuple([] for _ in self._groups), root, num_prompt_blocks)
+        root = self._hasher.root(cache_salt)
+        num_prompt_blocks = max(0, num_prompt_tokens - 1) // self.block_size
+        return RequestBlocks(tuple([] for _ in self.groups), root, num_prompt_blocks)
 
     def get_computed_blocks(self, blocks: RequestBlocks, token_ids: Int32Array) -> tuple[list[int], ...]:
         """Returns for each group the blocks of the longest cached prefix of `token_ids`. It never includes the last token,
@@ -103,8 +95,11 @@ class KVCacheManager:
         if not self._caching:
             return NO_BLOCKS
         blocks.may_be_named = True
-        num_hit = self.longest_hit(blocks, self.name_blocks(blocks, token_ids), self.pool.lookup)
-        return tuple(group.cached_table(blocks.hashes, num_hit) for group in self._groups)
+        limit = self.name_blocks(blocks, token_ids)
+        if self._partings is not None:
+            self._partings.note(blocks, limit)
+        num_hit = self.longest_hit(blocks, limit, self.pool.lookup)
+        return tuple(group.cached_table(blocks.hashes, num_hit) for group in self.groups)
 
     def name_blocks(self, blocks: RequestBlocks, token_ids: Int32Array) -> int:
         """Compute the names of the full blocks of `token_ids`. Returns how many blocks are full without the last token."""
@@ -116,28 +111,16 @@ class KVCacheManager:
         num_hit, previous = limit, -1
         while num_hit != previous:  # until all groups have the same number of cached blocks
             previous = num_hit
-            for group in self._groups:
+            for group in self.groups:
                 num_hit = group.longest_hit(blocks.hashes, num_hit, find)
         return num_hit
-
-    def needed_keys(self, blocks: RequestBlocks, num_blocks: int) -> list[BlockKey]:
-        """Returns the keys of all blocks that a request with `num_blocks` cached blocks needs, in the order of the tokens."""
-        by_group = [group.needed_keys(blocks.hashes, num_blocks) for group in self._groups]
-        lengths = max(map(len, by_group))
-        return [keys[i - lengths] for i in range(lengths) for keys in by_group if i - lengths >= -len(keys)]
-
-    def keys_at(self, blocks: RequestBlocks, index: int) -> list[tuple[BlockKey, bool]]:
-        """Returns the key of each block with this index that `commit` or `name_last_state` names, and whether all later tokens
-        need the block."""
-        name, is_snapshot = blocks.hashes[index], self._is_snapshot(blocks, index)
-        return [(group.key(name), group.is_whole) for group in self._groups if is_snapshot or not group.has_states]
 
     def share_prompt(self, blocks: RequestBlocks, leader: RequestBlocks, num_blocks: int) -> tuple[list[int], ...]:
         """Returns the leader's first blocks for the request of `blocks`, which has the same prompt. Returns NO_BLOCKS
         if this request needs a block that the leader has freed, because it is outside the leader's sliding window. The names of
         the shared blocks are not computed again."""
         tables = []
-        for group, table in zip(self._groups, leader.tables, strict=True):
+        for group, table in zip(self.groups, leader.tables, strict=True):
             if (shared := group.shared_table(table, num_blocks)) is None:
                 return NO_BLOCKS
             tables.append(shared)
@@ -159,9 +142,9 @@ class KVCacheManager:
             return 0
         num_computed = len(computed[0]) if computed else 0
         first = length - needed + num_computed  # the first new block
-        num_states = sum(group.has_states for group in self._groups)
+        num_states = sum(group.has_states for group in self.groups)
         num_attention_blocks = (length - first) * (self.num_groups - num_states)
-        snapshots = [i for i in range(first, length) if self._is_snapshot(blocks, i)] if num_states else []
+        snapshots = [i for i in range(first, length) if self.is_snapshot(blocks, i)] if num_states else []
         room = self.pool.num_free_blocks - sum(map(self.pool.count_free, computed)) - num_attention_blocks
         while len({*snapshots, length - 1}) * num_states > room:
             if not snapshots:
@@ -172,7 +155,7 @@ class KVCacheManager:
         for table, shared in zip(blocks.tables, computed, strict=False):
             self.pool.touch(shared)
             table.extend(shared)
-        for table, group in zip(blocks.tables, self._groups, strict=True):
+        for table, group in zip(blocks.tables, self.groups, strict=True):
             if group.has_states:
                 new = iter(self.pool.allocate(len(with_state)))
                 table.extend(next(new) if i in with_state else DUMMY_BLOCK for i in range(first, length))
@@ -199,34 +182,35 @@ class KVCacheManager:
         is_named = self._caching and blocks.may_be_named
         if is_named:
             self._hasher.extend(blocks.root, blocks.hashes, token_ids, num_full, first_token=first_token)
-        for group, table in zip(self._groups, blocks.tables, strict=True):
+        for group, table in zip(self.groups, blocks.tables, strict=True):
             if is_named:
                 for i in range(blocks.num_committed, num_full):
-                    if table[i] != DUMMY_BLOCK and (not group.has_states or self._is_snapshot(blocks, i)):
+                    if table[i] != DUMMY_BLOCK and (not group.has_states or self.is_snapshot(blocks, i)):
                         group.name(table[i], blocks.hashes[i])
             # a state after a full block is kept until the next block is full: see `name_last_state`
             end = num_full * self.block_size if group.has_states else num_computed_tokens
-            group.leave_window(table, blocks.num_committed, end)
+            group.leave_window(blocks, table, end)
         if self._events is not None and is_named:
-            is_salted = blocks.root != self._unsalted_root
-            committed = blocks.hashes, blocks.num_committed, num_full
-            self._events.note_commit(*committed, token_ids, first_token, is_salted=is_salted)
+            self._events.note_stored(blocks, blocks.num_committed, num_full, token_ids, first_token)
         blocks.num_committed = num_full
 
     def name_last_state(self, blocks: RequestBlocks) -> bool:
         """Name the states of recurrent layers after the last full block, if the request has computed it. Call this before
-        `free`. Returns whether the last full block has a snapshot that should be saved."""
+        `free`. Returns whether the last full blocks should be saved, as another request may go on there."""
         last = blocks.num_committed - 1
         if last >= blocks.num_found and self._caching and blocks.may_be_named:
-            for group, table in zip(self._groups, blocks.tables, strict=True):
-                if group.has_states and table[last] != DUMMY_BLOCK:
-                    group.name(table[last], blocks.hashes[last])
+            for group, table in zip(self.groups, blocks.tables, strict=True):
+                if not group.is_whole and table[last] != DUMMY_BLOCK:
+                    if group.has_states:
+                        group.name(table[last], blocks.hashes[last])
                     blocks.num_before_last_state = blocks.num_committed
         return 0 < blocks.num_before_last_state == blocks.num_committed
 
     def free(self, blocks: RequestBlocks) -> None:
         """Free all blocks, the last one first, so that the first ones, which other requests can share, are evicted last.
         Idempotent."""
+        if self._partings is not None:
+            self._partings.note_end(blocks)
         for table in blocks.tables:
             self.pool.free(reversed(table))
             table.clear()
@@ -252,9 +236,12 @@ class KVCacheManager:
                         references[block_id] = references.get(block_id, 0) + 1
         self.pool.check_integrity(references)
 
-    def _is_snapshot(self, blocks: RequestBlocks, index: int) -> bool:
+    def is_snapshot(self, blocks: RequestBlocks, index: int) -> bool:
         """Whether others may share the state after the tokens of this block: if the block is the last one before a multiple of
-        `checkpoint_tokens` or before the end of the prompt, or if `name_last_state` made it a snapshot, or a fetch wants it."""
-        end, distance = (index + 1) * self.block_size, self._checkpoint_tokens
+        `checkpoint_tokens`, before the end of the prompt or before a parting, or if `name_last_state` made it a snapshot, or a
+        fetch wants it."""
+        end = (index + 1) * self.block_size
+        distance = self._checkpoint_tokens
         is_last = (end + self.block_size - 1) // distance > (end - 1) // distance
-        return self._caching and (is_last or index + 1 in (blocks.num_prompt_blocks, blocks.num_before_last_state))
+        wanted = blocks.num_prompt_blocks, blocks.num_before_last_state, blocks.num_shared
+        return self._caching and (is_last or index + 1 in wanted)

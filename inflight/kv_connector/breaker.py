@@ -28,7 +28,8 @@ class Breaker:
             if self._is_trying or (self._retry_at is not None and self._clock() < self._retry_at):
                 return None
             if self._retry_at is not None:
-                self._is_trying, self._retry_at = True, None
+                self._is_trying = True
+                self._retry_at = None
                 self._ticket += 1
             return self._ticket
 
@@ -39,7 +40,8 @@ class Breaker:
                 return False
             was_trying, self._is_trying = self._is_trying, False
             if is_good:
-                self._num_failures, self._pause = 0, FIRST_PAUSE
+                self._num_failures = 0
+                self._pause = FIRST_PAUSE
                 return was_trying
             self._num_failures += 1
             if self._num_failures < MAX_FAILURES:

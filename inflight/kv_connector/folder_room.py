@@ -46,15 +46,20 @@ class FolderRoom:
 
     def __init__(self, folder: str, max_bytes: int, num_shards: int, stale_seconds: float) -> None:
         self.max_bytes = max_bytes
-        self._folder, self._num_shards, self._stale_seconds = folder, num_shards, stale_seconds
-        self._lock, self._listing = threading.Lock(), threading.Lock()
+        self._folder = folder
+        self._num_shards = num_shards
+        self._stale_seconds = stale_seconds
+        self._lock = threading.Lock()
+        self._listing = threading.Lock()
         self._total = self._stored_since = 0
         self._oldest: list[_Object] = []  # of the last listing; the oldest one is the last
         self._few = 0  # if there are fewer of them left, the folder is listed again
         # during a listing: the next part, the bytes of the parts before it, and what was deleted meanwhile
-        self._part, self._listed_bytes = _NUM_PARTS, 0
+        self._part = _NUM_PARTS
+        self._listed_bytes = 0
         self._deleted: set[str] = set()
-        self._is_closed, self._wake = threading.Event(), threading.Event()
+        self._is_closed = threading.Event()
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._list_again, name="inflight-fs-list", daemon=True)
         self._thread.start()
 

@@ -12,14 +12,16 @@ import os
 import secrets
 import time
 from contextlib import suppress
-from errno import EINVAL
+from errno import EINVAL, EIO, EISDIR
 from pathlib import Path
+from typing import Self
 
 from inflight.config.kv_tiers import KVTierConfig
 from inflight.errors import ConfigError
 from inflight.kv_connector.folder_room import FULL, FolderRoom
 from inflight.kv_connector.tier import Tier
 
+_UNREADABLE = (EIO, EISDIR)  # a bad sector; something that is no file
 _USED_AGAIN_SECONDS = 60.0  # the time of last use may be wrong by so much
 
 
@@ -32,6 +34,10 @@ class FsTier(Tier):
     Raises:
         ConfigError: the folder cannot be made.
     """
+
+    @classmethod
+    def open(cls, config: KVTierConfig, shard: str, num_shards: int) -> Self:
+        return cls(config, shard, num_shards)
 
     def __init__(self, config: KVTierConfig, shard: str, num_shards: int) -> None:
         assert config.path is not None
@@ -48,21 +54,40 @@ class FsTier(Tier):
         self._room = FolderRoom(self._folder, config.max_bytes // num_shards, num_shards, stale_seconds)
 
     def get(self, name: bytes, into: memoryview) -> int | None:
+        path = self._path(name)
         try:
-            file = self._open(self._path(name), os.O_RDONLY)
+            file = self._open(path, os.O_RDONLY)
         except FileNotFoundError:
             return None
+        except PermissionError:
+            if not _is_own(path):
+                raise
+            return 0  # as if it were damaged: it is deleted, and can be stored again
         try:
             status = os.fstat(file)
-            done, end = 0, min(status.st_size, len(into))
+            done = 0
+            end = min(status.st_size, len(into))
             while done < end and (got := os.preadv(file, [into[done:]], done)):
                 done += got
-            if time.time() - status.st_mtime > _USED_AGAIN_SECONDS:
+            if abs(time.time() - status.st_mtime) > _USED_AGAIN_SECONDS:  # the clock may have been wrong
                 with suppress(OSError):  # the folder may be read-only
                     os.utime(file)
             return status.st_size if done == end else done
+        except OSError as error:
+            if error.errno not in _UNREADABLE:
+                raise
+            return 0
         finally:
             os.close(file)
+
+    def touch(self, name: bytes) -> bool:
+        try:
+            os.utime(self._path(name), follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        except OSError:  # the folder may be read-only, or the file of another user
+            pass
+        return True
 
     def put(self, name: bytes, data: memoryview) -> None:
         path = self._path(name)
@@ -76,7 +101,11 @@ class FsTier(Tier):
             self._write_whole(path, data)
 
     def discard(self, name: bytes) -> None:
-        Path(self._path(name)).unlink(missing_ok=True)  # its bytes count until the folder is listed again
+        path = Path(self._path(name))
+        try:
+            path.unlink(missing_ok=True)  # its bytes count until the folder is listed again
+        except IsADirectoryError:
+            path.rmdir()
 
     def close(self) -> None:
         self._room.close()
@@ -117,3 +146,10 @@ class FsTier(Tier):
                 raise
             self._direct = 0
             return os.open(path, flags, 0o600)
+
+
+def _is_own(path: str) -> bool:
+    try:
+        return os.stat(path, follow_symlinks=False).st_uid == os.geteuid()
+    except OSError:
+        return False

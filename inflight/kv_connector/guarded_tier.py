@@ -95,6 +95,13 @@ class GuardedTier:
             self.count(stored=1, written_bytes=len(data), written_seconds=time.perf_counter() - start)
         return is_done
 
+    def touch(self, name: bytes) -> bool:
+        """Returns False if the tier has told that it has no object of this name."""
+        with suppress(AbandonedError):
+            is_done, has = self._run(self._writes, lambda: self._tier.touch(name))
+            return not is_done or has is not False
+        return True
+
     def discard(self, name: bytes) -> None:
         """Removes a damaged object, if the tier can do that now."""
         with suppress(AbandonedError):

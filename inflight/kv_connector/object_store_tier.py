@@ -2,7 +2,10 @@
 
 import errno
 import re
+import threading
+import time
 from datetime import timedelta
+from typing import Self
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
@@ -12,6 +15,7 @@ from inflight.config.kv_tiers import KVTierConfig
 from inflight.errors import ConfigError
 from inflight.kv_connector.tier import Tier
 
+LOOK_SECONDS, LOOKS = 600.0, 100_000  # each look costs a request to the store
 _CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "proxy_url")  # obstore gives them to its HTTP client
 # what stores and obstore say if a range begins behind the end of an object
 _OUTSIDE = re.compile(r"416 Range Not Satisfiable|InvalidRange|Invalid range|Requested range was invalid")
@@ -22,6 +26,10 @@ class ObjectStoreTier(Tier):
     Raises:
         ConfigError: the library refuses the address or an option.
     """
+
+    @classmethod
+    def open(cls, config: KVTierConfig, shard: str, num_shards: int) -> Self:
+        return cls(config)
 
     def __init__(self, config: KVTierConfig) -> None:
         assert config.url is not None
@@ -37,6 +45,8 @@ class ObjectStoreTier(Tier):
             }
         elif options:
             raise ConfigError(f"secondary_tiers: an obj tier at {config.url!r} takes no options; leave them out")
+        self._lock = threading.Lock()
+        self._looked = dict[bytes, float]()  # object -> when it was looked for; the last one at the end
         try:
             self._store = from_url(config.url, **arguments)  # type: ignore[call-overload]  # arguments by the kind of store
         except BaseException as error:  # a panic of the library is no Exception
@@ -76,6 +86,26 @@ class ObjectStoreTier(Tier):
             obstore.put(self._store, name.hex(), data, mode="create", use_multipart=False)
         except AlreadyExistsError:
             return  # another writer was faster
+
+    def touch(self, name: bytes) -> bool:
+        """A store does not know of use: rules of its bucket go by age. So this looks whether the object is still there, at most
+        every LOOK_SECONDS for each of the last LOOKS objects."""
+        now = time.monotonic()
+        with self._lock:
+            looked = self._looked.pop(name, now - LOOK_SECONDS)
+            is_due = now - looked >= LOOK_SECONDS
+            self._looked[name] = now if is_due else looked
+            if len(self._looked) > LOOKS:
+                del self._looked[next(iter(self._looked))]
+        if not is_due:
+            return True
+        try:
+            obstore.head(self._store, name.hex())
+        except FileNotFoundError as error:
+            with self._lock:
+                self._looked.pop(name, None)
+            return "NoSuchBucket" in str(error)
+        return True
 
     def discard(self, name: bytes) -> None:
         obstore.delete(self._store, name.hex())

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from inflight.interface.worker import TierCounts
 from inflight.kv_connector.tier_stack import TierStack
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ NUM_STORE_THREADS = 2
 MAX_WAITING_STORES = 4096  # blocks; more are not stored in the tiers
 MAX_CLOSING_SECONDS = 2.0  # how long `close` waits for the last blocks to be stored
 
-Counts = dict[str, dict[str, float]]
-
 
 class RankTransfers:
     """The rank's thread calls the methods. Only `begin_epoch` and `close` wait.
@@ -47,14 +46,15 @@ class RankTransfers:
     """
 
     def __init__(self, copies: "BlockCopies", tiers: TierStack | None) -> None:
-        self._copies, self._tiers = copies, tiers
+        self._copies = copies
+        self._tiers = tiers
         self._copier = ThreadPoolExecutor(1, "inflight-kv-copy")
         self._fetchers = ThreadPoolExecutor(NUM_FETCH_THREADS, "inflight-kv-fetch")
         self._storers = ThreadPoolExecutor(NUM_STORE_THREADS, "inflight-kv-store")
         self._lock = threading.Lock()  # for the next two, and for writes of fetches to the slab
         self._epoch = 0
         self._num_waiting_stores = 0
-        self._stored: dict[int, Future[tuple[bool, Counts]]] = {}  # id of a save -> the end of its stores
+        self._stored: dict[int, Future[tuple[bool, TierCounts]]] = {}  # id of a save -> the end of its stores
 
     def save(
         self, transfer_id: int, blocks: Sequence[int], slots: Sequence[int], keys: Sequence[Sequence[bytes]]
@@ -62,7 +62,8 @@ class RankTransfers:
         """Copy blocks of the arena to slots. If `keys` are given, store the blocks in the tiers after that. Each element of
         `keys` has the key of one block, or those of all blocks of a chunk. The future says whether the copies have succeeded;
         the future of `stored` ends with the stores."""
-        epoch, ended = self._epoch, Future[tuple[bool, Counts]]()
+        epoch = self._epoch
+        ended = Future[tuple[bool, TierCounts]]()
         if keys:
             self._stored[transfer_id] = ended
 
@@ -74,7 +75,7 @@ class RankTransfers:
 
         return self._copier.submit(copy)
 
-    def stored(self, transfer_id: int) -> Future[tuple[bool, Counts]]:
+    def stored(self, transfer_id: int) -> Future[tuple[bool, TierCounts]]:
         """The future ends when the blocks of this save are stored, or given up. It says whether the tiers were asked to store
         them, and what the tiers have done since they were last counted."""
         stored = self._stored.pop(transfer_id, None)
@@ -109,26 +110,27 @@ class RankTransfers:
         return True
 
     def fetch(
-        self,
-        keys: Sequence[bytes],
-        slots: Sequence[int],
-        ends: Sequence[bool],
-        chunks: Sequence[tuple[bytes, int]] = (),
-    ) -> Future[tuple[list[bool], Counts]]:
-        """Copy blocks from the tiers to slots. If no tier has a key for which `ends` is set, later keys are not looked for.
+        self, keys: Sequence[bytes], slots: Sequence[int], chunks: Sequence[tuple[bytes, int]] = ()
+    ) -> Future[tuple[list[bool], TierCounts]]:
+        """Copy blocks from the tiers to slots. If no tier has a key, later keys are not looked for.
         `chunks` are given if a tier has chunks: for each block the key of the last block of its chunk, and the block's number
         in the chunk; b"" and 0 if it is in no chunk, or if the key is not known. The future says of each key whether its slot
         has the block now, and what the tiers have done since they were last counted."""
-        tiers, epoch, future = self._tiers, self._epoch, Future[tuple[list[bool], Counts]]()
+        tiers = self._tiers
+        epoch = self._epoch
+        future = Future[tuple[list[bool], TierCounts]]()
         assert tiers is not None
-        found, num_ended, end = [False] * len(keys), itertools.count(1), len(keys)
+        found = [False] * len(keys)
+        num_ended = itertools.count(1)
+        end = len(keys)
         chunks, parts = chunks or [(b"", 0)] * len(keys), dict[bytes, list[int]]()
         for i, (last_key, _) in enumerate(chunks):
             parts.setdefault(last_key or keys[i], []).append(i)
 
         def fetch_part(part: list[int]) -> None:
             nonlocal end
-            last_key, places = chunks[part[0]][0], [chunks[i][1] for i in part]
+            last_key = chunks[part[0]][0]
+            places = [chunks[i][1] for i in part]
             is_wanted = part[0] < end and epoch == self._epoch
             all_got = tiers.fetch([keys[i] for i in part], places, last_key) if is_wanted else [None] * len(part)
             good: list[tuple[int, memoryview, int]] = []
@@ -140,7 +142,7 @@ class RankTransfers:
                         if epoch == self._epoch:
                             self._copies.slab[slots[i]] = np.frombuffer(got[0], dtype=np.uint8)
                             found[i] = True
-                    elif ends[i]:
+                    else:
                         end = min(end, i)
             if next(num_ended) == len(parts):
                 future.set_result((found, tiers.take_counts()))
@@ -152,10 +154,31 @@ class RankTransfers:
             self._fetchers.submit(fetch_part, part)
         return future
 
+    def touch(self, keys: Sequence[Sequence[bytes]]) -> Future[tuple[list[bool], TierCounts]]:
+        """Tell the tiers that these objects are used. Each element of `keys` is as in `save`. The future says of each one
+        whether the tiers have it, as far as they can tell, and what the tiers have done since they were last counted."""
+        tiers = self._tiers
+        ended = Future[tuple[list[bool], TierCounts]]()
+        assert tiers is not None
+
+        def touch() -> None:
+            has = [tiers.touch(each) for each in reversed(keys)]  # the first block is used last, so it is dropped last
+            ended.set_result((has[::-1], tiers.take_counts()))
+
+        self._storers.submit(touch)
+        return ended
+
+    def restore(self, keys: Sequence[Sequence[bytes]], slots: Sequence[int]) -> Future[tuple[bool, TierCounts]]:
+        """Store objects of blocks of the slab in those tiers that lack them. The future ends like that of `stored`."""
+        ended = Future[tuple[bool, TierCounts]]()
+        self._store(keys, slots, self._epoch, ended)
+        return ended
+
     def _store(
-        self, keys: Sequence[Sequence[bytes]], slots: Sequence[int], epoch: int, ended: Future[tuple[bool, Counts]]
+        self, keys: Sequence[Sequence[bytes]], slots: Sequence[int], epoch: int, ended: Future[tuple[bool, TierCounts]]
     ) -> None:
-        tiers, num_ended = self._tiers, itertools.count(1)
+        tiers = self._tiers
+        num_ended = itertools.count(1)
         assert tiers is not None
         with self._lock:
             has_room = self._num_waiting_stores + len(slots) <= MAX_WAITING_STORES

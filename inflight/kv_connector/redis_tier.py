@@ -8,7 +8,7 @@ The protocol: https://redis.io/docs/latest/develop/reference/protocol-spec/ (RES
 import errno
 import re
 import socket
-from typing import Any
+from typing import Any, Self
 
 import redis
 from redis.backoff import NoBackoff
@@ -31,6 +31,10 @@ class RedisTier(Tier):
     Raises:
         ConfigError: the address cannot be used.
     """
+
+    @classmethod
+    def open(cls, config: KVTierConfig, shard: str, num_shards: int) -> Self:
+        return cls(config)
 
     def __init__(self, config: KVTierConfig) -> None:
         assert config.url is not None
@@ -60,6 +64,11 @@ class RedisTier(Tier):
     def put(self, name: bytes, data: memoryview) -> None:
         if not self._call("EXISTS", _key(name)):  # otherwise the whole object would be sent in vain
             self._call("SET", _key(name), data, "NX", *self._expiry)
+
+    def touch(self, name: bytes) -> bool:
+        if self._expiry:  # EXPIRE counts as a use, too
+            return self._call("EXPIRE", _key(name), self._expiry[1]) == 1
+        return self._call("TOUCH", _key(name)) == 1
 
     def discard(self, name: bytes) -> None:
         self._call("DEL", _key(name))

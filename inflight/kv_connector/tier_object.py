@@ -42,7 +42,8 @@ class TierObject:
     def seal(self, buffer: memoryview, name: bytes, payload_bytes: int) -> memoryview:
         """Writes the header in front of the payload, which is at `buffer[HEADER.size:]`, and zeros behind it. Returns the
         object."""
-        end, length = HEADER.size + payload_bytes, padded(payload_bytes)
+        end = HEADER.size + payload_bytes
+        length = padded(payload_bytes)
         HEADER.pack_into(buffer, 0, MAGIC, name, payload_bytes, b"")
         HEADER.pack_into(
             buffer, 0, MAGIC, name, payload_bytes, self._digest(buffer[:_DIGESTED], buffer[HEADER.size : end])
@@ -56,8 +57,11 @@ class TierObject:
         magic, found, payload_bytes, digest = HEADER.unpack_from(buffer)
         if magic != MAGIC or found != name or padded(payload_bytes) != length or padded(payload_bytes) > len(buffer):
             return None
-        payload = buffer[HEADER.size : HEADER.size + payload_bytes]
-        return payload if digest == self._digest(buffer[:_DIGESTED], payload) else None
+        end = HEADER.size + payload_bytes
+        payload = buffer[HEADER.size : end]
+        if digest == self._digest(buffer[:_DIGESTED], payload):
+            return payload
+        return None
 
     def _digest(self, *parts: bytes | memoryview) -> bytes:
         import xxhash  # optional: a server without tiers has no need of it

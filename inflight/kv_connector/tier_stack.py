@@ -100,7 +100,9 @@ class TierStack:
     ) -> list[memoryview | None]:
         """Reads blocks that follow each other from the object `name`. `offset`: as in `Tier.get_range`; None: the object is
         one block. `blocks`: the name of each one, and where it begins in the buffer. Returns the payloads that are good."""
-        buffer, size, first = self._buffer(), self._object_bytes, blocks[0][1]
+        buffer = self._buffer()
+        size = self._object_bytes
+        first = blocks[0][1]
         end = blocks[-1][1] + size
         try:
             length = tier.guarded.get(name, buffer[first:end], offset)
@@ -127,9 +129,11 @@ class TierStack:
         for sealed, guarded, blocks_per_chunk in self._tiers[:stop]:
             num_together = blocks_per_chunk if blocks_per_chunk == len(keys) else 1
             for first in range(0, len(keys), num_together):
-                buffer, end = self._buffer(), 0
+                buffer = self._buffer()
+                end = 0
                 for i in range(first, first + num_together):
-                    part, payload = buffer[end:], payloads[i]
+                    part = buffer[end:]
+                    payload = payloads[i]
                     part[HEADER.size : HEADER.size + len(payload)] = payload
                     end += len(sealed.seal(part, sealed.name(keys[i]), len(payload)))
                 name = sealed.name(_chunk_key(keys[-1], num_together) if num_together > 1 else keys[first])
@@ -139,6 +143,15 @@ class TierStack:
                     del self._staging.buffer
                     are_good.append(False)
         return all(are_good)
+
+    def touch(self, keys: Sequence[bytes]) -> bool:
+        """Tells all tiers that a block, or all blocks of a chunk, are used. Returns False if one of them has lost it. Never
+        raises."""
+        has = []
+        for sealed, guarded, blocks_per_chunk in self._tiers:
+            names = [_chunk_key(keys[-1], len(keys))] if blocks_per_chunk == len(keys) > 1 else keys
+            has += [guarded.touch(sealed.name(name)) for name in names]
+        return all(has)
 
     def take_counts(self) -> dict[str, dict[str, float]]:
         """Returns the counts since the last call: label of the tier ("fs", "redis", "obj", "custom"; "fs-2" is the second one

@@ -19,7 +19,8 @@ from inflight.layers.linear_method import KernelLinear, LinearMethod, PlainLinea
 class LayerContext:
     """Each rank has one context per model, which all its layers share.
 
-    `ops` computes norms and rotary embedding, `linear` the products of the layers, and `head` the product of the logits head.
+    `ops` computes norms and rotary embedding, `linear` the products of the layers, `head` the product of the logits head, and
+    `floats` products with weights that are never quantized and with results in float32.
     If `allocates_later` is set, layers create their large weights without memory, and the loader allocates the memory later.
     """
 
@@ -30,6 +31,7 @@ class LayerContext:
     ops: LayerOps
     linear: LinearMethod
     head: LinearMethod
+    floats: LinearMethod
     allocates_later: bool = False
 
     @property
@@ -51,12 +53,14 @@ def make_context(
     Raises:
         ConfigError: the quantization needs kernels that are not installed.
     """
-    linear, head = (
+    linear, head, floats = (
         select_linear_method(device, dtype, out_dtype=out_dtype, quantization=kind, group_size=quantization.group_size)
-        for kind, out_dtype in ((quantization.layers, dtype), (quantization.head, torch.float32))
+        for kind, out_dtype in ((quantization.layers, dtype), (quantization.head, torch.float32), (None, torch.float32))
     )
     ops = select_layer_ops(device, dtype)
-    return LayerContext(dtype=dtype, device=device, tp=tp, backend=backend, ops=ops, linear=linear, head=head)
+    return LayerContext(
+        dtype=dtype, device=device, tp=tp, backend=backend, ops=ops, linear=linear, head=head, floats=floats
+    )
 
 
 def select_layer_ops(device: torch.device, dtype: torch.dtype) -> LayerOps:

@@ -5,13 +5,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from inflight.config.architecture import GatedDeltaSpec
+from inflight.config.mixers import GatedDeltaSpec
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.kernels.cpu.gated_delta import CpuGatedDelta
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.gated_delta import GatedDeltaShape, GatedDeltaWeights, gated_delta
-from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
+from inflight.layers.mixer import MixerPlace
 from inflight.layers.recurrent_mixer import RecurrentMixer, float_weight
 from inflight.layers.recurrent_state import RecurrentState
 from inflight.layers.sharding import OutputShard, fused, head_shard
@@ -23,8 +23,10 @@ class GatedDeltaMixer(RecurrentMixer):
 
     name = "linear_attn"
 
-    def __init__(self, hidden_size: int, eps: float, spec: GatedDeltaSpec, layer: int, context: LayerContext) -> None:
+    def __init__(self, spec: GatedDeltaSpec, place: MixerPlace) -> None:
         super().__init__()
+        context = place.context
+        hidden_size = place.architecture.hidden_size
         key = head_shard(spec.num_key_heads, spec.key_dim, context.tp)
         value = head_shard(spec.num_value_heads, spec.value_dim, context.tp)
         head = head_shard(spec.num_value_heads, 1, context.tp)
@@ -46,15 +48,18 @@ class GatedDeltaMixer(RecurrentMixer):
             kernel_size=spec.kernel_size,
         )
         self.state = RecurrentState(
-            f"model.layers.{layer}.{self.name}",
+            f"model.layers.{place.layer}.{self.name}",
             self.shape.state_shapes,
             (torch.float32, context.dtype),
             context.backend,
         )
-        self.head, self.eps, self.ops = head, eps, context.ops
+        self.head = head
+        self.eps = place.architecture.rms_norm_eps
+        self.ops = context.ops
         self.conv = float_weight(context, self.shape.num_channels, 1, spec.kernel_size)
         self.norm = float_weight(context, spec.value_dim)
-        self.log_rates, self.step_bias = float_weight(context, head.size), float_weight(context, head.size)
+        self.log_rates = float_weight(context, head.size)
+        self.step_bias = float_weight(context, head.size)
 
     def weight_slots(self, prefix: str) -> WeightSlots:
         yield from super().weight_slots(prefix)
@@ -101,7 +106,8 @@ def _grouped(spec: GatedDeltaSpec, tp: TensorParallelGroup) -> dict[str, OutputS
         ("in_proj_qkvz", {"query": spec.key_dim, "key": spec.key_dim, "value": values, "gate": values}),
         ("in_proj_ba", {"beta": per_key_head, "step": per_key_head}),
     ):
-        group, first = sum(sizes.values()), 0
+        group = sum(sizes.values())
+        first = 0
         whole = head_shard(spec.num_key_heads, group, tp)
         starts = torch.arange(0, whole.size, group, dtype=torch.int64, device="cpu")
         for name, size in sizes.items():

@@ -43,10 +43,13 @@ class FloatWeight(GpuWeight):
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight.contiguous()
         self.kind = "floats"
-        self.shape, self.num_bytes = (weight.shape[0], weight.shape[1]), weight.nbytes
+        self.shape = (weight.shape[0], weight.shape[1])
+        self.num_bytes = weight.nbytes
 
     def tiles(self, num_multiprocessors: int) -> list[TileConfig]:
-        return [] if self._weight.dtype == torch.float32 else linear_configs(*self.shape, num_multiprocessors)
+        if self._weight.dtype == torch.float32:
+            return []
+        return linear_configs(*self.shape, num_multiprocessors)
 
     def multiply(
         self, x: Tensor, bias: Tensor | None, out: Tensor, tile: TileConfig, scratch: SplitKScratch, *, gate: str | None
@@ -63,7 +66,8 @@ class IntegerWeight(GpuWeight):
     def __init__(self, weight: PackedIntegers) -> None:
         self._weight = weight
         self.kind = f"{weight.bits} bits in groups of {weight.group_size}"
-        self.shape, self.num_bytes = (weight.out_features, weight.in_features), weight.values.nbytes
+        self.shape = (weight.out_features, weight.in_features)
+        self.num_bytes = weight.values.nbytes
 
     def tiles(self, num_multiprocessors: int) -> list[TileConfig]:
         return weight_only_configs(self._weight, num_multiprocessors)
@@ -88,7 +92,8 @@ class Fp8Weight(GpuWeight):
     kernel instead converts the weight to x's dtype, which must not be float32."""
 
     def __init__(self, weight: Tensor) -> None:
-        self.kind, self.shape = "fp8", (weight.shape[0], weight.shape[1])
+        self.kind = "fp8"
+        self.shape = (weight.shape[0], weight.shape[1])
         self._is_wide = weight.dtype == torch.float32
         self._weight = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
         self._scales = weight.new_empty((weight.shape[0], 1), dtype=torch.float32)
@@ -99,7 +104,9 @@ class Fp8Weight(GpuWeight):
         self.num_bytes = self._weight.nbytes
 
     def tiles(self, num_multiprocessors: int) -> list[TileConfig]:
-        return [] if self._is_wide else linear_configs(*self.shape, num_multiprocessors, FP8_TILES)
+        if self._is_wide:
+            return []
+        return linear_configs(*self.shape, num_multiprocessors, FP8_TILES)
 
     def multiply(
         self, x: Tensor, bias: Tensor | None, out: Tensor, tile: TileConfig, scratch: SplitKScratch, *, gate: str | None
@@ -149,8 +156,12 @@ class GpuLinear(LinearMethod):
     ) -> None:
         if quantization == "fp8":
             _check_fp8(device)
-        self._device, self._dtype, self._out_dtype = device, dtype, out_dtype
-        self._quantization, self._group_size, self._min_weight_bytes = quantization, group_size, min_weight_bytes
+        self._device = device
+        self._dtype = dtype
+        self._out_dtype = out_dtype
+        self._quantization = quantization
+        self._group_size = group_size
+        self._min_weight_bytes = min_weight_bytes
         self._layers: list[TunedLinear] = []
 
     @cached_property

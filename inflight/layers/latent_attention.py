@@ -12,56 +12,56 @@ import torch
 from torch import Tensor, nn
 
 from inflight.attention.backend import AttentionParams, LayerStep
-from inflight.config.architecture import AttentionSpec
+from inflight.config.mixers import LatentAttentionSpec
 from inflight.layers.attention import Attention
-from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
+from inflight.layers.mixer import Mixer, MixerPlace
 from inflight.layers.norm import RMSNorm
 from inflight.layers.sharding import OutputShard, head_shard, repeat_order, row_order
-from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
+from inflight.layers.weights import WeightSlot, WeightSlots
 
 
-class LatentAttention(Loadable):
+class LatentAttention(Mixer):
     """Each rank has some of the query heads. All ranks compute and keep the same latent vectors."""
 
-    def __init__(
-        self, hidden_size: int, spec: AttentionSpec, layer: int, rotation_index: int, context: LayerContext
-    ) -> None:
+    def __init__(self, spec: LatentAttentionSpec, place: MixerPlace) -> None:
         super().__init__()
-        latent = spec.latent
-        assert latent is not None
-        self.latent, self.rotation_index, self.ops = latent, rotation_index, context.ops
+        context = place.context
+        hidden_size = place.architecture.hidden_size
+        self.spec = spec
+        self.rotation_index = place.rotation_index
+        self.ops = context.ops
         heads = head_shard(spec.num_heads, 1, context.tp)
         self.num_heads = heads.size
-        order = row_order(spec.rope, latent.rope_dim)
-        order = torch.arange(latent.rope_dim, dtype=torch.int64, device="cpu") if order is None else order
-        inputs = {"kv_a_proj_with_mqa": _whole(spec.head_dim, _behind(latent.rank, order))}
-        head_order = _behind(latent.nope_dim, order)
+        order = row_order(spec.rope, spec.rope_dim)
+        order = torch.arange(spec.rope_dim, dtype=torch.int64, device="cpu") if order is None else order
+        inputs = {"kv_a_proj_with_mqa": _whole(spec.head_dim, _behind(spec.rank, order))}
+        head_order = _behind(spec.nope_dim, order)
         query = head_shard(spec.num_heads, len(head_order), context.tp)
         query = replace(query, order=repeat_order(head_order, query.size))
         self.q_a_layernorm: RMSNorm | None = None
-        if latent.query_rank is not None:
-            inputs["q_a_proj"] = _whole(latent.query_rank)
-            self.q_a_layernorm = RMSNorm(latent.query_rank, latent.eps, context)
-        name = "q_proj" if latent.query_rank is None else "q_b_proj"
-        query_size = latent.query_rank or hidden_size
+        if spec.query_rank is not None:
+            inputs["q_a_proj"] = _whole(spec.query_rank)
+            self.q_a_layernorm = RMSNorm(spec.query_rank, spec.eps, context)
+        name = "q_proj" if spec.query_rank is None else "q_b_proj"
+        query_size = spec.query_rank or hidden_size
         self.q_proj = ColumnParallelLinear(query_size, {name: query}, bias=False, context=context)
         self.in_proj = ColumnParallelLinear(hidden_size, inputs, bias=spec.qkv_bias, context=context)
-        self.kv_a_layernorm = RMSNorm(latent.rank, latent.eps, context)
-        self.kv_b = head_shard(spec.num_heads, latent.nope_dim + latent.value_dim, context.tp)
-        rows = torch.empty(self.kv_b.size, latent.rank, dtype=context.dtype, device=context.weight_device)
+        self.kv_a_layernorm = RMSNorm(spec.rank, spec.eps, context)
+        self.kv_b = head_shard(spec.num_heads, spec.nope_dim + spec.value_dim, context.tp)
+        rows = torch.empty(self.kv_b.size, spec.rank, dtype=context.dtype, device=context.weight_device)
         self.kv_b_weight = nn.Parameter(rows, False)
         self.linear = context.linear
         self.o_proj = RowParallelLinear(
-            spec.num_heads * latent.value_dim, hidden_size, bias=spec.output_bias, context=context
+            spec.num_heads * spec.value_dim, hidden_size, bias=spec.output_bias, context=context
         )
         assert spec.scale is not None, "it does not follow from the size of the cached rows"
         self.attn = Attention(
-            f"model.layers.{layer}.self_attn",
+            f"model.layers.{place.layer}.self_attn",
             num_heads=heads.size,
             num_kv_heads=1,
             head_dim=spec.head_dim,
-            params=AttentionParams(spec.scale, value_dim=latent.rank, sliding_window=spec.window),
+            params=AttentionParams(spec.scale, value_dim=spec.rank, sliding_window=spec.window),
             backend=context.backend,
         )
 
@@ -73,32 +73,35 @@ class LatentAttention(Loadable):
 
     def finish_loading(self) -> None:
         super().finish_loading()
-        heads = self.kv_b_weight.data.view(self.num_heads, -1, self.latent.rank)
-        of_keys, of_values = heads[:, : self.latent.nope_dim], heads[:, self.latent.nope_dim :]
+        heads = self.kv_b_weight.data.view(self.num_heads, -1, self.spec.rank)
+        of_keys = heads[:, : self.spec.nope_dim]
+        of_values = heads[:, self.spec.nope_dim :]
         self.absorb_keys = self.linear.prepare_heads(of_keys.mT.contiguous())
         self.expand_values = self.linear.prepare_heads(of_values.contiguous())
         del self.kv_b_weight
 
     def forward(self, hidden: Tensor, step: LayerStep, rows: Tensor | None) -> Tensor:
-        """hidden [num_tokens, hidden_size] -> [num_tokens, hidden_size]; with `rows`, only these tokens are in the result."""
-        latent, rotation, num_heads = self.latent, step.rotations[self.rotation_index], self.num_heads
+        spec = self.spec
+        rotation = step.rotations[self.rotation_index]
+        num_heads = self.num_heads
         projected = self.in_proj(hidden)
-        row_size = latent.rank + latent.rope_dim
+        row_size = spec.rank + spec.rope_dim
         if self.q_a_layernorm is not None:
             hidden = self.q_a_layernorm(projected[:, row_size:])
-        queries = self.q_proj(hidden).view(-1, num_heads, latent.nope_dim + latent.rope_dim)
+        queries = self.q_proj(hidden).view(-1, num_heads, spec.nope_dim + spec.rope_dim)
         query = queries.new_empty((len(hidden), num_heads, row_size))
-        self.absorb_keys(queries[:, :, : latent.nope_dim], query[:, :, : latent.rank])
-        self.ops.copy_heads(rotation.apply(queries[:, :, latent.nope_dim :], None), query[:, :, latent.rank :])
+        self.absorb_keys(queries[:, :, : spec.nope_dim], query[:, :, : spec.rank])
+        rotated = rotation.apply(queries[:, :, spec.nope_dim :], None)
+        self.ops.copy_heads(rotated, query[:, :, spec.rank :])
         cached = projected[:, :row_size].unsqueeze(1)
-        self.ops.norm_heads(cached[:, :, : latent.rank], self.kv_a_layernorm.weight.unsqueeze(0), latent.eps)
-        key_rope = cached[:, :, latent.rank :]
+        self.ops.norm_heads(cached[:, :, : spec.rank], self.kv_a_layernorm.weight.unsqueeze(0), spec.eps)
+        key_rope = cached[:, :, spec.rank :]
         self.ops.copy_heads(rotation.apply(key_rope, None), key_rope)
         attended = self.attn.forward_latent(query, cached, step.attn_metadata).flatten(1)
         if rows is not None:
             attended = self.ops.select_rows(attended, rows)
-        values = attended.new_empty((len(attended), num_heads * latent.value_dim))
-        self.expand_values(attended.view(-1, num_heads, latent.rank), values.view(-1, num_heads, latent.value_dim))
+        values = attended.new_empty((len(attended), num_heads * spec.value_dim))
+        self.expand_values(attended.view(-1, num_heads, spec.rank), values.view(-1, num_heads, spec.value_dim))
         out: Tensor = self.o_proj(values)
         return out
 

@@ -15,7 +15,12 @@ from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 
 class Linear(Loadable):
-    """x [num_tokens, in_features] -> [num_tokens, out_features]. The base class of the sharded layers below."""
+    """x [num_tokens, in_features] -> [num_tokens, out_features]. The base class of the sharded layers below.
+
+    `keeps_floats`: its weights are never quantized.
+    """
+
+    keeps_floats = False
 
     def __init__(
         self, in_features: int, out_features: int, *, bias: bool, context: LayerContext, gate: str | None = None

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inflight.kernels.cpu.huge_pages import HugePages
 from inflight.kernels.cpu.limits import linear_problem
-from inflight.kernels.cpu.linear import HugePages
 from inflight.kernels.cpu.packed_heads import PackedHeads
 from inflight.kernels.cpu.packing import pack_float, pack_integers, quantize_rows
 from inflight.kernels.gate import multiply_gate
@@ -136,7 +136,10 @@ class KernelLinear(LinearMethod):
     copies_weights = True
 
     def __init__(self, kernels: ctypes.CDLL, dtype: torch.dtype, *, bits: int | None, group_size: int) -> None:
-        self._kernels, self._dtype, self._bits, self._group_size = kernels, dtype, bits, group_size
+        self._kernels = kernels
+        self._dtype = dtype
+        self._bits = bits
+        self._group_size = group_size
         self._memory = HugePages()
 
     def is_batch_invariant(self, in_features: int) -> bool:
@@ -165,7 +168,8 @@ class KernelLinear(LinearMethod):
     def _quantize(self, parts: Sequence[Tensor]) -> QuantizedWeight:
         in_features = parts[0].shape[1]
         assert self._bits is not None
-        bits, group_size = self._bits, fitting_group_size(in_features, self._group_size)
+        bits = self._bits
+        group_size = fitting_group_size(in_features, self._group_size)
         if bits == 4 and group_size is None:
             logger.warning("a weight with %d input features gets 8 bits: 4 bits need a multiple of 32", in_features)
             bits = 8

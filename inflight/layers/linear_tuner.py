@@ -64,7 +64,10 @@ class TunedLinear:
     """A `PreparedLinear`. `scratch` is shared by layers that run one after another on one stream."""
 
     def __init__(self, weight: GpuWeight, bias: Tensor | None, scratch: SplitKScratch, *, gate: str | None) -> None:
-        self.weight, self.bias, self.scratch, self.gate = weight, bias, scratch, gate
+        self.weight = weight
+        self.bias = bias
+        self.scratch = scratch
+        self.gate = gate
         self.key = (weight.kind, weight.shape, gate)  # layers with equal keys are equally fast
         self.num_columns = weight.shape[0] // 2 if gate else weight.shape[0]  # the columns of a result
         # Number of rows, rounded up to a power of two -> tile size. Without an entry, the library is used.
@@ -160,7 +163,8 @@ def _times(
 def _more_than_the_cache_holds(alike: Sequence[TunedLinear], cache_bytes: int) -> list[TunedLinear]:
     """Returns layers of `alike` for one measurement. If they are used in turn, each weight has left the cache before it is used
     again. If there are too few layers for this, copies of the first layer are added."""
-    first, num_bytes = alike[0], alike[0].weight.num_bytes
+    first = alike[0]
+    num_bytes = alike[0].weight.num_bytes
     layers = list(alike[: -(-_MIN_BYTES_READ // num_bytes)])
     num_copies = -(-_CACHES_READ * cache_bytes // num_bytes) - len(layers)
     return layers + [
@@ -179,7 +183,8 @@ class GraphClock:
 
     def __init__(self, device: torch.device) -> None:
         properties = torch.cuda.get_device_properties(device)
-        self.num_multiprocessors, self.cache_bytes = properties.multi_processor_count, properties.L2_cache_size
+        self.num_multiprocessors = properties.multi_processor_count
+        self.cache_bytes = properties.L2_cache_size
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def microseconds(self, calls: Sequence[Callable[[], None]]) -> float:

@@ -31,11 +31,14 @@ class QKNorm(Loadable):
         super().__init__()
         ones = torch.ones(num_heads + num_kv_heads, head_dim, dtype=context.dtype, device=context.device)
         self.weight = nn.Parameter(ones, False)
-        self.num_heads, self.order, self.offset = num_heads, order, offset
+        self.num_heads = num_heads
+        self.order = order
+        self.offset = offset
         self.eps = eps
 
     def weight_slots(self, prefix: str) -> WeightSlots:
-        weights, block = self.weight.data, prefix.rpartition(".")[0]
+        weights = self.weight.data
+        block = prefix.rpartition(".")[0]
         first_rows = {"q_norm": 0, "k_norm": self.num_heads}
         for name, weight in [(name, weights[row]) for name, row in first_rows.items() if row < len(weights)]:
             slot = WeightSlot(
@@ -59,10 +62,13 @@ class WholeQKNorm(Loadable):
         self.parts = {"q_norm": query, "k_norm": key}
         ones = torch.ones(query.size + key.size, dtype=context.dtype, device=context.device)
         self.weight = nn.Parameter(ones, False)
-        self.eps, self.tp, self.ops = eps, context.tp, context.ops
+        self.eps = eps
+        self.tp = context.tp
+        self.ops = context.ops
 
     def weight_slots(self, prefix: str) -> WeightSlots:
-        block, offset = prefix.rpartition(".")[0], 0
+        block = prefix.rpartition(".")[0]
+        offset = 0
         for name, part in self.parts.items():
             weight = self.weight.data[offset : offset + part.size]
             slot = WeightSlot(shape=(part.total,), destination=weight, start=part.start, is_scale=True, rows=part.order)

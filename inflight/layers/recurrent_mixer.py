@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,21 +13,20 @@ from inflight.kernels.cpu.functions import AttentionStep
 from inflight.kernels.layer_ops import LayerOps
 from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
+from inflight.layers.mixer import Mixer
 from inflight.layers.recurrent_state import RecurrentState
-from inflight.layers.weights import Loadable
 
 # (rows of the step, states of all blocks, where each tensor of a state begins, which rows belong to which sequence) -> result
 RecurrentKernel = Callable[[Tensor, Tensor, list[int], AttentionStep], Tensor]
 
 
-class RecurrentMixer(Loadable):
+class RecurrentMixer(Mixer):
     """A projection of all tokens, the recurrence, and a projection of its results. Subclasses set the attributes.
 
     Attributes:
         kernel: None if torch computes the recurrence.
     """
 
-    name: ClassVar[str]  # of such layers in checkpoints
     in_proj: ColumnParallelLinear
     out_proj: RowParallelLinear
     state: RecurrentState
@@ -48,7 +46,6 @@ class RecurrentMixer(Loadable):
         """
 
     def forward(self, hidden: Tensor, step: LayerStep, rows: Tensor | None) -> Tensor:
-        """hidden [num_tokens, hidden_size] -> [num_tokens, hidden_size]; with `rows`, only these tokens are in the result."""
         projected = self.in_proj(hidden)
         metadata = step.attn_metadata[self.state.group_index]
         assert isinstance(metadata, StateMetadata), f"metadata of another layer: {type(metadata).__name__}"

@@ -31,8 +31,10 @@ class RecurrentState(nn.Module):
         backend: AttentionBackend,
     ) -> None:
         super().__init__()
-        self.layer_name, self.backend = layer_name, backend
-        self._shapes, self._dtypes = tuple(shapes), tuple(dtypes)
+        self.layer_name = layer_name
+        self.backend = backend
+        self._shapes = tuple(shapes)
+        self._dtypes = tuple(dtypes)
         sizes = (math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
         self.offsets = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
         self.kv_cache: Tensor | None = None
@@ -44,12 +46,14 @@ class RecurrentState(nn.Module):
 
     def bind(self, kv_cache: Tensor | None, group_index: int) -> None:
         """`kv_cache`: uint8 [num_blocks, block_bytes], this layer's part of the arena. `group_index`: the layer's KV group."""
-        self.kv_cache, self.group_index = kv_cache, group_index
+        self.kv_cache = kv_cache
+        self.group_index = group_index
 
     def tensors(self, place: StatePlace) -> list[Tensor]:
         """Views of the tensors of a state."""
         assert self.kv_cache is not None, f"{self.layer_name} has no cache yet"
-        found, state = [], self.kv_cache[place.block, place.number * self.offsets[-1] :]
+        found = []
+        state = self.kv_cache[place.block, place.number * self.offsets[-1] :]
         for shape, dtype, start in zip(self._shapes, self._dtypes, self.offsets, strict=False):
             size = math.prod(shape) * dtype.itemsize
             found.append(state[start : start + size].view(dtype).view(shape))

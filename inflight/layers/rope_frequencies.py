@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from inflight.config.architecture import RopeConfig
+from inflight.config.mixers import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> Tensor:
@@ -47,12 +47,16 @@ def _yarn(inverse: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
     def pair_with(num_rotations: float) -> float:
         """The (fractional) index of the pair that makes `num_rotations` turns in the context the model was trained on."""
         length = rope.original_max_position_embeddings
-        return head_dim * math.log(length / (num_rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+        ratio = length / (num_rotations * 2 * math.pi)
+        return head_dim * math.log(ratio) / (2 * math.log(rope.theta))
 
-    low, high = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
+    low = pair_with(rope.beta_fast)
+    high = pair_with(rope.beta_slow)
     if rope.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, head_dim - 1)
     if low == high:
         high += 0.001  # so that nothing is divided by zero
     interpolate = ((torch.arange(head_dim // 2, dtype=torch.float32, device="cpu") - low) / (high - low)).clamp(0, 1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from inflight.attention.backend import Rotation
-from inflight.config.architecture import RopeConfig
+from inflight.config.mixers import RopeConfig
 from inflight.layers.context import LayerContext
 from inflight.layers.rope_frequencies import inverse_frequencies
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from inflight.config.architecture import RopeConfig
+from inflight.config.mixers import RopeConfig
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 
 
@@ -25,7 +25,9 @@ class OutputShard:
 
 def fused(source: str, parts: Mapping[str, OutputShard]) -> dict[str, OutputShard]:
     """The same projections, if the checkpoint has one tensor `source` with the rows of all of them, one behind the other."""
-    total, first, found = sum(part.total for part in parts.values()), 0, {}
+    total = sum(part.total for part in parts.values())
+    first = 0
+    found = {}
     for name, part in parts.items():
         found[name] = replace(part, total=total, start=first + part.start, source=source)
         first += part.total

@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
-from inflight.config.architecture import ShortConvSpec
+from inflight.config.mixers import ShortConvSpec
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.short_conv import CpuShortConv, short_conv
-from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
+from inflight.layers.mixer import MixerPlace
 from inflight.layers.recurrent_mixer import RecurrentMixer, float_weight
 from inflight.layers.recurrent_state import RecurrentState
 from inflight.layers.sharding import even_shard, fused
@@ -18,18 +18,21 @@ class ShortConvMixer(RecurrentMixer):
 
     name = "conv"
 
-    def __init__(self, hidden_size: int, spec: ShortConvSpec, layer: int, context: LayerContext) -> None:
+    def __init__(self, spec: ShortConvSpec, place: MixerPlace) -> None:
         super().__init__()
+        context = place.context
+        hidden_size = place.architecture.hidden_size
         self.part = even_shard(hidden_size, context.tp)
         parts = fused("in_proj", {"b": self.part, "c": self.part, "x": self.part})
         self.in_proj = ColumnParallelLinear(hidden_size, parts, bias=spec.bias, context=context)
         self.out_proj = RowParallelLinear(hidden_size, hidden_size, bias=spec.bias, context=context)
         shape = spec.kernel_size - 1, self.part.size
-        name = f"model.layers.{layer}.{self.name}"
+        name = f"model.layers.{place.layer}.{self.name}"
         self.state = RecurrentState(name, [shape], [context.dtype], context.backend)
         self.weight = float_weight(context, self.part.size, 1, spec.kernel_size)
         self.bias = float_weight(context, self.part.size) if spec.bias else None
-        self.dtype, self.ops = context.dtype, context.ops
+        self.dtype = context.dtype
+        self.ops = context.ops
 
     def weight_slots(self, prefix: str) -> WeightSlots:
         yield from super().weight_slots(prefix)

@@ -13,7 +13,8 @@ class StoredParts:
     """The parts of one weight, as the checkpoint stores them. A layer keeps them until it puts its weight together."""
 
     def __init__(self, method: LinearMethod, dtype: torch.dtype) -> None:
-        self._method, self._dtype = method, dtype
+        self._method = method
+        self._dtype = dtype
         self._parts: dict[int, Tensor | QuantizedWeight] = {}  # by the first row in the whole weight
 
     @property

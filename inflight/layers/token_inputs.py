@@ -29,7 +29,9 @@ class TokenInputs(Loadable):
         self, num_layers: int, hidden_size: int, eps: float, spec: TokenInputsSpec, context: LayerContext
     ) -> None:
         super().__init__()
-        self.num_layers, self.size, self.scale = num_layers, spec.size, hidden_size**-0.5
+        self.num_layers = num_layers
+        self.size = spec.size
+        self.scale = hidden_size**-0.5
         self.table_scale = float(torch.tensor(spec.size**0.5, dtype=context.dtype, device="cpu"))
         self.table = VocabParallelEmbedding(spec.vocab_size, num_layers * spec.size, context)
         self.projection = _whole(hidden_size, num_layers * spec.size, "per_layer_model_projection", context)
@@ -44,7 +46,8 @@ class TokenInputs(Loadable):
     def forward(self, input_ids: Tensor, embedded: Tensor) -> Tensor:
         """input_ids [num_tokens], embedded [num_tokens, hidden_size] -> [num_tokens, num_layers, size], a new tensor."""
         projected = self.projection(embedded).mul_(self.scale).view(-1, self.size)
-        both: Tensor = self.norm(projected).add_(self.table(input_ids).mul_(self.table_scale).view(-1, self.size))
+        of_table = self.table(input_ids).mul_(self.table_scale)
+        both: Tensor = self.norm(projected).add_(of_table.view(-1, self.size))
         return both.mul_(2**-0.5).view(-1, self.num_layers, self.size)
 
 
@@ -56,7 +59,8 @@ class TokenInput(Loadable):
         self.gate = _whole(hidden_size, spec.size, "per_layer_input_gate", context)
         self.projection = _whole(spec.size, hidden_size, "per_layer_projection", context)
         self.norm = RMSNorm(hidden_size, eps, context)
-        self.activation, self.ops = spec.activation, context.ops
+        self.activation = spec.activation
+        self.ops = context.ops
 
     def weight_slots(self, prefix: str) -> WeightSlots:
         yield from self.gate.weight_slots(prefix)

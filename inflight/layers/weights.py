@@ -61,6 +61,13 @@ class Loadable(nn.Module):
             if isinstance(child, Loadable):
                 yield from child.weight_slots(f"{prefix}.{name}")
 
+    def separate_units(self, prefix: str) -> Iterator[tuple[str, "Loadable"]]:
+        """Returns parts of the layer that are so large that the loader fills them alone, one after the other, and then the rest
+        of the layer. `weight_slots` and `finish_loading` leave them out."""
+        for name, child in self.named_children():
+            if isinstance(child, Loadable):
+                yield from child.separate_units(f"{prefix}.{name}")
+
     def allocate(self, device: torch.device) -> None:
         """Allocates memory for the weights that have none. The weights of a tied head have memory already: they are the
         embedding's weights."""

@@ -18,7 +18,8 @@ from prometheus_client.registry import Collector
 
 from inflight.metrics.instruments import OF_ENGINE, Instrument
 
-MODEL_LABEL, ENGINE_LABEL = "model_name", "engine"
+MODEL_LABEL = "model_name"
+ENGINE_LABEL = "engine"
 
 
 def use_files_of(index: int) -> None:
@@ -54,7 +55,8 @@ class Exposition(Collector):
 
     def __init__(self, instruments: Iterable[Instrument], model_name: str, engines: range | None = None) -> None:
         """With `engines`, the metrics of `OF_ENGINE` have the number of the engine as their second label."""
-        self._model_name, self._names_engines = model_name, engines is not None
+        self._model_name = model_name
+        self._names_engines = engines is not None
         if engines is not None:
             instruments = [
                 replace(each, labels=(ENGINE_LABEL, *each.labels)) if each.name in OF_ENGINE else each

@@ -24,7 +24,8 @@ class StatsLog(EngineObserver):
     """
 
     def __init__(self, interval: float, engine: int | None = None) -> None:
-        self._interval, self._engine = interval, engine
+        self._interval = interval
+        self._engine = engine
         self._begin = 0.0  # start of the current interval
         self._counts = StepCounts()  # of this interval
         self._newest: SchedulerStats | None = None  # None if the engine is idle and no interval runs
@@ -100,7 +101,8 @@ def _describe(params: SamplingParams) -> str:
     other value without its content, as `stop=...`."""
     given = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     changed = {name: value for name, value in given.items() if value != getattr(_DEFAULTS, name)}
-    shown = [f"{name}={value}" if isinstance(value, int | float) else f"{name}=..." for name, value in changed.items()]
+    values = {name: value if isinstance(value, int | float) else "..." for name, value in changed.items()}
+    shown = [f"{name}={value}" for name, value in values.items()]
     return " ".join(shown) or "default parameters"
 
 

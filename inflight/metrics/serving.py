@@ -40,7 +40,8 @@ class ServingMetrics(EngineObserver):
         self._flush()
         if not self._records_engine:
             return
-        engine, counts = stats.engine, stats.counts
+        engine = stats.engine
+        counts = stats.counts
         self._set("num_requests_running", stats.num_running, engine=engine)
         self._set("num_requests_waiting", stats.num_waiting, engine=engine)
         self._set("num_waiting_tokens", stats.num_waiting_tokens, engine=engine)
@@ -84,7 +85,8 @@ class ServingMetrics(EngineObserver):
         front end started."""
         if not self._records_engine:
             return
-        last, self._faults = self._faults or status, status
+        last = self._faults or status
+        self._faults = status
         self._set("engine_recovering", status.state == "recovering")
         self._set("last_recovery_seconds", status.last_recovery_seconds)
         for cause in FAULT_CAUSES:

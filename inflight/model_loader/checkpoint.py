@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inflight.config.safetensors_file import INDEX_FILE, check_files_exist, find_files, model_name
 from inflight.errors import CheckpointError
-from inflight.model_loader.weight_source import Held, ReadPart, StoredTensor, WeightSource
+from inflight.model_loader.weight_source import ReadPart, ShardSlices, StoredTensor, WeightSource
 
 
 @contextmanager
@@ -25,7 +25,9 @@ def open_file(file: Path) -> Iterator[Any]:  # Any: safetensors has no types
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
             yield opened
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:
+        if type(error) is RuntimeError and "mmap" not in str(error):  # torch says so if the file cannot be mapped
+            raise
         raise CheckpointError(
             f"{file}: truncated, corrupt or unreadable as safetensors ({error}); download it again"
         ) from error
@@ -45,7 +47,8 @@ class Checkpoint(WeightSource):
     def __init__(self, folder: Path, *, keeps_names: bool = False, renames: Sequence[tuple[str, str]] = ()) -> None:
         self.tensors: dict[str, StoredTensor] = {}
         self._stored_names: dict[str, str] = {}  # of tensors that got other names
-        self._keeps_names, self._renames = keeps_names, renames
+        self._keeps_names = keeps_names
+        self._renames = renames
         check_files_exist(folder)
         files, weight_map = find_files(folder)
         for file in files:
@@ -63,11 +66,11 @@ class Checkpoint(WeightSource):
         with ExitStack() as stack:
             opened: dict[Path, Any] = {}  # Any: safetensors has no types
 
-            def read(name: str, held: Held) -> Tensor:
+            def read(name: str, shard: ShardSlices) -> Tensor:
                 file = self.tensors[name].file
                 if file not in opened:
                     opened[file] = stack.enter_context(open_file(file))
-                part: Tensor = opened[file].get_slice(self._stored_names.get(name, name))[held]
+                part: Tensor = opened[file].get_slice(self._stored_names.get(name, name))[shard]
                 return part
 
             yield read
@@ -85,4 +88,6 @@ class Checkpoint(WeightSource):
                 self.tensors[name] = StoredTensor(file, tuple(header.get_shape()), header.get_dtype())
 
     def _name_of(self, stored_name: str) -> str:
-        return stored_name if self._keeps_names else model_name(stored_name, self._renames)
+        if self._keeps_names:
+            return stored_name
+        return model_name(stored_name, self._renames)

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from inflight.config.architecture import ModelArchitecture, NormNames
-from inflight.config.families import FAMILIES
-from inflight.config.gguf_config import FACTORS
-from inflight.config.gguf_file import read_gguf
+from inflight.config.gguf_config import FACTORS, gguf_family
+from inflight.config.gguf_file import GgufTensor
+from inflight.config.gguf_parts import read_gguf
 from inflight.errors import CheckpointError
 from inflight.kernels.quantized_weight import QuantizedWeight, select_rows
 from inflight.model_loader.gguf_blocks import unpack_blocks
-from inflight.model_loader.packing import hold_columns
-from inflight.model_loader.weight_source import Held, ReadPart, StoredTensor, WeightSource
+from inflight.model_loader.gguf_memory import mean_bits, memory_notice
+from inflight.model_loader.packing import shard_columns
+from inflight.model_loader.weight_source import ReadPart, ShardSlices, StoredTensor, WeightSource
 
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _NAMES_IN_LAYER = {
@@ -29,11 +30,24 @@ _NAMES_IN_LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+# Tensors of all experts of a layer, [experts, rows, columns] -> the projections whose rows they have, one behind the other
+_STACKED = {
+    "ffn_gate_exps.weight": ("gate_proj",),
+    "ffn_up_exps.weight": ("up_proj",),
+    "ffn_gate_up_exps.weight": ("gate_proj", "up_proj"),
+    "ffn_down_exps.weight": ("down_proj",),
+}
+_EXPERT = re.compile(r"ffn_(gate|up|down)\.(0|[1-9][0-9]*)\.weight")  # in files of 2023
 _BLOCK = re.compile(r"blk\.(0|[1-9][0-9]*)\.([\w.]+)")
 # [channels, 1, kernel size]; the file has no dimension of size 1
 _CONVOLUTIONS = (".conv1d.weight", ".conv.conv.weight")
-_FLOATS = ("F32", "F16", "BF16")
+_ONE_ROW = ".shared_expert_gate.weight"  # [1, hidden size]; the same
 
 
 class GgufSource(WeightSource):
@@ -47,39 +61,69 @@ class GgufSource(WeightSource):
 
     def __init__(self, path: Path, architecture: ModelArchitecture) -> None:
         self._file = read_gguf(path)
-        self._head_dim, self._norm_offset = architecture.head_dims[0], architecture.norm_offset
-        stored_as = self._file.metadata.get("general.architecture")
-        family = next(each for each in FAMILIES if each.gguf_name == stored_as)
+        self._head_dim = architecture.head_dims[0]
+        self._norm_offset = architecture.norm_offset
+        family = gguf_family(self._file)
         self._interleaves_heads = family.gguf_interleaves_heads
-        self._stored_names: dict[str, str] = {}
+        self._places: dict[str, tuple[str, int]] = {}  # name -> the name in the file, and the first row
         self.tensors = {}
         for stored_name, tensor in self._file.tensors.items():
             if stored_name in FACTORS:
                 continue  # `gguf_config` has read these
+            block = _BLOCK.fullmatch(stored_name)
+            if block is not None and block[2] in _STACKED:
+                self._add_experts(stored_name, tensor, f"model.layers.{block[1]}.mlp.experts", _STACKED[block[2]])
+                continue
             name = model_name(stored_name, architecture.layers[0].norms, family.gguf_tensors)
-            is_quantized = tensor.type.name not in _FLOATS
-            is_convolution = name.endswith(_CONVOLUTIONS) and len(tensor.shape) == 2
-            shape = (tensor.shape[0], 1, tensor.shape[1]) if is_convolution else tensor.shape
+            is_quantized = tensor.type.is_quantized
+            shape = tensor.shape
+            if name.endswith(_CONVOLUTIONS) and len(shape) == 2:
+                shape = (shape[0], 1, shape[1])
+            if name.endswith(_ONE_ROW) and len(shape) == 1:
+                shape = (1, *shape)
             if is_quantized and len(shape) != 2:
                 raise CheckpointError(
                     f"{path}: {stored_name} is {tensor.type.name} and has {len(shape)} dimensions; quantized tensors must be "
                     "matrices"
                 )
-            self._stored_names[name] = stored_name
-            self.tensors[name] = StoredTensor(path, shape, tensor.type.name, is_quantized)
+            self._add(name, StoredTensor(tensor.path, shape, tensor.type.name, is_quantized), stored_name, 0)
+        self.bits_in_memory = mean_bits(self._file.tensors)
+        self.notice = memory_notice(self._file.tensors)
+
+    def _add(self, name: str, stored: StoredTensor, stored_name: str, first_row: int) -> None:
+        if name in self.tensors:
+            raise CheckpointError(
+                f"{self._file.path}: {name} is there twice, in {self._places[name][0]} and in {stored_name}"
+            )
+        self.tensors[name] = stored
+        self._places[name] = stored_name, first_row
+
+    def _add_experts(self, stored_name: str, tensor: GgufTensor, prefix: str, projections: tuple[str, ...]) -> None:
+        if len(tensor.shape) != 3 or tensor.shape[1] % len(projections):
+            raise CheckpointError(
+                f"{tensor.path}: {stored_name} has shape {list(tensor.shape)}; it should be [experts, rows, columns], with the "
+                f"rows of {' and '.join(projections)}"
+            )
+        num_experts, num_rows, num_columns = tensor.shape
+        size = num_rows // len(projections)
+        for expert in range(num_experts):
+            for index, projection in enumerate(projections):
+                stored = StoredTensor(tensor.path, (size, num_columns), tensor.type.name, tensor.type.is_quantized)
+                first_row = expert * num_rows + index * size
+                self._add(f"{prefix}.{expert}.{projection}.weight", stored, stored_name, first_row)
 
     @contextmanager
     def open(self) -> Iterator[ReadPart]:
         yield self._read
 
-    def _read(self, name: str, held: Held) -> Tensor | QuantizedWeight:
+    def _read(self, name: str, shard: ShardSlices) -> Tensor | QuantizedWeight:
         if len(self.tensors[name].shape) > 1:
-            start, stop, _ = held[0].indices(self.tensors[name].shape[0])
+            start, stop, _ = shard[0].indices(self.tensors[name].shape[0])
             if len(self.tensors[name].shape) == 3:
                 weight = self._read_rows(name, start, stop)
                 assert isinstance(weight, Tensor), "only matrices are quantized"
-                return weight.unsqueeze(1)[:, *held[1:]]
-            return hold_columns(self._read_rows(name, start, stop), held[1], name)
+                return weight.unsqueeze(1)[:, *shard[1:]]
+            return shard_columns(self._read_rows(name, start, stop), shard[1], name)
         stored = self._unpack(name, 0, 1)  # a vector is one row
         assert isinstance(stored, Tensor), "only matrices are quantized"
         vector = stored[0]
@@ -89,7 +133,7 @@ class GgufSource(WeightSource):
             vector = (-vector).log()  # the converter has computed -exp(A_log)
         if name.endswith("norm.weight") and "linear_attn" not in name:
             vector = vector - self._norm_offset  # the converter has added it
-        return vector[held]
+        return vector[shard]
 
     def _read_rows(self, name: str, start: int, stop: int) -> Tensor | QuantizedWeight:
         if not self._is_interleaved(name):
@@ -104,8 +148,9 @@ class GgufSource(WeightSource):
         return self._interleaves_heads and re.search(r"\.self_attn\.[qk]_proj\.", name) is not None
 
     def _unpack(self, name: str, row: int, num_rows: int) -> Tensor | QuantizedWeight:
-        stored = self._file.map_tensor(self._stored_names[name], row, num_rows)
-        return unpack_blocks(self.tensors[name].dtype, torch.from_numpy(stored))
+        stored_name, first_row = self._places[name]
+        kind = self._file.tensors[stored_name].type
+        return unpack_blocks(kind, self._file.map_tensor(stored_name, first_row + row, num_rows))
 
 
 def model_name(stored_name: str, norms: NormNames, own: Mapping[str, str]) -> str:
@@ -122,10 +167,15 @@ def model_name(stored_name: str, norms: NormNames, own: Mapping[str, str]) -> st
             "ffn_norm": norms.before_mlp,
             "post_ffw_norm": norms.after_mlp,
         }
+        expert = _EXPERT.fullmatch(in_layer[2])
+        if expert is not None:
+            return f"model.layers.{in_layer[1]}.mlp.experts.{expert[2]}.{expert[1]}_proj.weight"
         stem, _, suffix = in_layer[2].rpartition(".")
         stem_name = own.get(stem) or _NAMES_IN_LAYER.get(stem) or names_of_norms.get(stem)
         name = own.get(in_layer[2]) or (stem_name and f"{stem_name}.{suffix}")
-        return stored_name if name is None else f"model.layers.{in_layer[1]}.{name}"
+        if name is None:
+            return stored_name
+        return f"model.layers.{in_layer[1]}.{name}"
     stem, _, suffix = stored_name.rpartition(".")
     stem_name = own.get(stem) or _NAMES.get(stem)
     return f"{stem_name}.{suffix}" if stem_name else stored_name
@@ -135,5 +185,6 @@ def _rows_as_stored(start: int, stop: int, head_dim: int) -> Tensor:
     """Returns the positions in the file of the model's rows `[start, stop)`. The rows, and the positions in the file, are
     counted from the first row of one head."""
     row = torch.arange(start, stop, dtype=torch.int64, device="cpu")
-    half, place = row % head_dim // (head_dim // 2), row % (head_dim // 2)
+    half = row % head_dim // (head_dim // 2)
+    place = row % (head_dim // 2)
     return row - row % head_dim + 2 * place + half

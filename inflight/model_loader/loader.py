@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from inflight.attention.backend import AttentionBackend
-from inflight.config.architecture import TRANSFORMERS, GatedDeltaSpec, ModelArchitecture
+from inflight.config.architecture import TRANSFORMERS, ModelArchitecture
 from inflight.config.engine import ModelConfig
 from inflight.config.pipeline_stage import PipelineStage
 from inflight.config.safetensors_file import have_same_bytes, read_header
@@ -37,6 +37,7 @@ from inflight.layers.weights import Loadable, WeightSlot
 from inflight.model_loader.checkpoint import Checkpoint
 from inflight.model_loader.gguf_source import GgufSource
 from inflight.model_loader.packed_checkpoint import PackedCheckpoint
+from inflight.model_loader.stacked_experts import StackedExperts
 from inflight.model_loader.weight_check import check_weights, list_names
 from inflight.model_loader.weight_size import WeightSizes, weight_sizes
 from inflight.model_loader.weight_source import ReadPart, WeightSource
@@ -101,8 +102,10 @@ def load_model(
     if model_config.batch_invariant:
         _check_batch_invariance(context, architecture, model)
     if check_size is not None:
-        check_size(weight_sizes(model, described, model_config))
+        check_size(weight_sizes(model, described, model_config, source.bits_in_memory if source else None))
     if source is not None:
+        if source.notice and tp.rank == 0 and stage.is_last:
+            logger.info("%s: %s", model_config.folder, source.notice)
         unlisted = _check_source(source, described, model_config.folder)
         if unlisted and tp.rank == 0 and stage.is_last:
             logger.warning("the model does not need these tensors, which no index lists: %s", list_names(unlisted))
@@ -190,13 +193,12 @@ def _check_batch_invariance(context: LayerContext, architecture: ModelArchitectu
     def refusal(reason: str) -> ConfigError:
         return ConfigError(f"batch_invariant=True cannot be kept here: {reason}; leave it out")
 
-    if any(isinstance(each, GatedDeltaSpec) for each in architecture.recurrences):
+    mixers = {layer.mixer for layer in architecture.layers}
+    if any(mixer.depends_on_chunks for mixer in mixers):
         raise refusal("the results of its recurrent layers depend on how the scheduler has cut a prompt into pieces")
     sizes = {architecture.hidden_size}
     sizes |= {module.in_features for module in model.modules() if isinstance(module, Linear)}
-    for attention in architecture.attentions:
-        if attention.latent is not None:
-            sizes |= {attention.latent.nope_dim, attention.latent.rank}
+    sizes |= {size for mixer in mixers for size in mixer.head_products}
     if not all(method.is_batch_invariant(size) for method in (context.linear, context.head) for size in sizes):
         raise refusal(
             "its linear layers are not computed by the C++ kernels (which need input features in multiples of 4)"
@@ -214,7 +216,8 @@ def _open_source(model_config: ModelConfig) -> WeightSource:
     architecture = model_config.architecture
     keeps_names = architecture.implementation == TRANSFORMERS
     checkpoint = Checkpoint(model_config.folder, keeps_names=keeps_names, renames=architecture.renames)
-    return checkpoint if weight_format == PLAIN else PackedCheckpoint(checkpoint, weight_format)
+    source = checkpoint if weight_format == PLAIN else PackedCheckpoint(checkpoint, weight_format)
+    return source if keeps_names else StackedExperts(source)
 
 
 def _fill_from_seed(unit: Loadable, prefix: str, *, seed: int) -> None:

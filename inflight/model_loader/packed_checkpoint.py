@@ -14,8 +14,8 @@ from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.model_loader.checkpoint import Checkpoint
 from inflight.model_loader.compressed_tensors import CompressedTensors
 from inflight.model_loader.gptq import Awq, Gptq
-from inflight.model_loader.packing import PackedLayout, ReadTensor, hold_columns
-from inflight.model_loader.weight_source import Held, ReadPart, StoredTensor, WeightSource
+from inflight.model_loader.packing import PackedLayout, ReadTensor, shard_columns
+from inflight.model_loader.weight_source import ReadPart, ShardSlices, StoredTensor, WeightSource
 
 LAYOUTS: Mapping[str, Callable[[], PackedLayout]] = {
     GPTQ: lambda: Gptq(stored_zero_offset=1),
@@ -36,7 +36,8 @@ class PackedCheckpoint(WeightSource):
         self._stored = stored
         self._layout = LAYOUTS[weight_format]()
         self._modules: dict[str, _Module] = {}  # by the name of the weight
-        self.tensors, self.unlisted = dict(stored.tensors), stored.unlisted
+        self.tensors = dict(stored.tensors)
+        self.unlisted = stored.unlisted
         with stored.open() as read:
             for name in stored.tensors:
                 module, _, suffix = name.rpartition(".")
@@ -61,7 +62,8 @@ class PackedCheckpoint(WeightSource):
         try:
             shape = self._layout.weight_shape(parts, read)
         except ValueError as error:
-            found = ", ".join(f"{suffix} {part.dtype} {list(part.shape)}" for suffix, part in parts.items())
+            shapes = {suffix: f"{part.dtype} {list(part.shape)}" for suffix, part in parts.items()}
+            found = ", ".join(f"{suffix} {shape}" for suffix, shape in shapes.items())
             raise CheckpointError(
                 f"{module} in {file} cannot be read as a {weight_format} weight: {error}; found {found}"
             ) from error
@@ -72,11 +74,11 @@ class PackedCheckpoint(WeightSource):
     def open(self) -> Iterator[ReadPart]:
         with self._stored.open() as read_stored:
 
-            def read(name: str, held: Held) -> Tensor | QuantizedWeight:
+            def read(name: str, shard: ShardSlices) -> Tensor | QuantizedWeight:
                 module = self._modules.get(name)
                 if module is None:
-                    return read_stored(name, held)
-                rows, columns = held
+                    return read_stored(name, shard)
+                rows, columns = shard
                 start, stop, _ = rows.indices(module.shape[0])
                 try:
                     weight = self._layout.read(
@@ -84,7 +86,7 @@ class PackedCheckpoint(WeightSource):
                     )
                 except ValueError as error:
                     raise CheckpointError(f"{module.name} in {self.tensors[name].file}: {error}") from error
-                return hold_columns(weight, columns, name)
+                return shard_columns(weight, columns, name)
 
             yield read
 
@@ -99,7 +101,7 @@ class _Module:
 
 
 def _reader_of(module: str, read: ReadPart) -> ReadTensor:
-    def read_tensor(suffix: str, part: Held) -> Tensor:
+    def read_tensor(suffix: str, part: ShardSlices) -> Tensor:
         tensor = read(f"{module}.{suffix}", part)
         assert isinstance(tensor, Tensor), "safetensors are plain"
         return tensor

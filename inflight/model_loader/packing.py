@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inflight.errors import CheckpointError
 from inflight.kernels.quantized_weight import GROUP_SIZE_MULTIPLE, QuantizedWeight, split_groups
-from inflight.model_loader.weight_source import Held, StoredTensor
+from inflight.model_loader.weight_source import ShardSlices, StoredTensor
 
 ALL = slice(None)
 FLOATS = ("BF16", "F16", "F32")
@@ -18,7 +18,7 @@ _ROW_GROUP_SIZES = (128, 64, 32)  # a row with one scale is cut into groups of t
 
 
 # Reads a part of one of a module's tensors. The first argument is the suffix in the tensor's name, "<module>.<suffix>".
-ReadTensor = Callable[[str, Held], Tensor]
+ReadTensor = Callable[[str, ShardSlices], Tensor]
 
 
 class PackedLayout(ABC):
@@ -91,7 +91,8 @@ def make_weight(
     Raises:
         ValueError: a value of `group_index` is not in [0, num_groups).
     """
-    num_columns, num_groups = values.shape[1], scales.shape[1]
+    num_columns = values.shape[1]
+    num_groups = scales.shape[1]
     columns = torch.arange(num_columns, dtype=torch.int64, device="cpu")
     if group_index is None:
         group_index = columns // (num_columns // num_groups)
@@ -114,7 +115,7 @@ def make_weight(
     return (values * scales[:, group_index]).sub_(offsets[:, group_index])
 
 
-def hold_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) -> QuantizedWeight | Tensor:
+def shard_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) -> QuantizedWeight | Tensor:
     """Returns `columns` of a weight, for one tensor-parallel rank. If these columns begin or end inside a group, all groups are
     split into smaller ones.
 

@@ -12,6 +12,7 @@ from inflight.models.causal_lm import CausalLM
 
 _SCALE_BYTES, _GROUP_BYTES = 4, 4  # a row has one float32 scale; a group has a scale and an offset in half precision
 _SMALLEST = QuantizationConfig(layers="int4", head="int4", group_size=128)  # that is assumed for quantized checkpoints
+_PART_OF_KNOWN = 0.9
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,15 @@ class WeightSizes:
     int4: int | None = None
 
 
-def weight_sizes(model: CausalLM, whole: CausalLM, config: ModelConfig) -> WeightSizes:
-    """`model`: one stage; `whole`: all stages."""
+def weight_sizes(
+    model: CausalLM, whole: CausalLM, config: ModelConfig, stored_bits: float | None = None
+) -> WeightSizes:
+    """`model`: one stage; `whole`: all stages. `stored_bits`: `WeightSource.bits_in_memory`."""
     is_quantized = config.quantization.layers == "int4" or not _is_plain(config)
     in_int4 = replace(config, quantization=QuantizationConfig(layers="int4", head="int8"))
     return WeightSizes(
-        rank=weight_bytes(model, config),
-        whole=weight_bytes(whole, config),
+        rank=weight_bytes(model, config, stored_bits),
+        whole=weight_bytes(whole, config, stored_bits),
         int4=None if is_quantized else weight_bytes(whole, in_int4),
     )
 
@@ -45,16 +48,19 @@ def _is_plain(config: ModelConfig) -> bool:
     return is_plain and config.load_format != "gguf"
 
 
-def weight_bytes(model: CausalLM, config: ModelConfig) -> int:
+def weight_bytes(model: CausalLM, config: ModelConfig, stored_bits: float | None = None) -> int:
     """The bytes of the weights of `model` (one rank's part), which has been made, but not loaded.
 
     Linear weights of a quantized checkpoint count as 4 bits each, the smallest size that is supported. So a model that fits is
-    never refused.
+    never refused. If more is known (`stored_bits`), they count as 90 % of this: one rank may have more of the smaller ones.
     """
     kinds = config.quantization if _is_plain(config) else _SMALLEST
     total = sum(weight.nbytes for weight in model.parameters())
+    if stored_bits is not None and config.quantization.layers is None:  # otherwise stored floats may become smaller
+        linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, Linear))
+        total += int(linear * max(0.0, _PART_OF_KNOWN * stored_bits - 4) / 8)
     for module in model.modules():
-        if isinstance(module, Linear):
+        if isinstance(module, Linear) and not module.keeps_floats:
             total += _quantized_bytes(module.weight, kinds.layers, kinds.group_size) - module.weight.nbytes
         elif isinstance(module, LogitsHead):
             table = module.table.weight

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inflight.kernels.quantized_weight import QuantizedWeight
 
-Held = tuple[slice, ...]  # the part of a tensor that this rank holds: `slice(start, stop)` for each dimension
+ShardSlices = tuple[slice, ...]  # this rank's shard of a tensor: `slice(start, stop)` for each dimension
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ReadPart(Protocol):
     it loads is finished, because the view keeps the file mapped.
     """
 
-    def __call__(self, name: str, held: Held) -> Tensor | QuantizedWeight: ...
+    def __call__(self, name: str, shard: ShardSlices) -> Tensor | QuantizedWeight: ...
 
 
 class WeightSource(ABC):
@@ -44,10 +44,18 @@ class WeightSource(ABC):
 
     Raises (in the constructor and in the `with` block of `open`):
         CheckpointError: weights are missing, misshapen, or in an unsupported layout; a file is missing or corrupt.
+
+    Attributes:
+        unlisted: tensors that are in the files, but not in the list of the checkpoint's tensors.
+        bits_in_memory: the fewest bits that a weight of a linear layer will have, without scales, on average; None if this is
+            not known before the weights are read.
+        notice: what a user should know about memory before the weights are read.
     """
 
     tensors: dict[str, StoredTensor]
-    unlisted: Collection[str] = ()  # tensors that are in the files, but not in the list of the checkpoint's tensors
+    unlisted: Collection[str] = ()
+    bits_in_memory: float | None = None
+    notice: str | None = None
 
     @abstractmethod
     def open(self) -> AbstractContextManager[ReadPart]:

@@ -25,7 +25,8 @@ class AnswerTags:
 
     def write(self, text: str) -> str:
         """Returns the text that can be shown now."""
-        text, self._held = self._held + text, ""
+        text = self._held + text
+        self._held = ""
         while not self._is_started:
             body = text.lstrip(_BLANKS)
             tag = next((begin for begin in self._begins if body.startswith(begin)), "")
@@ -42,17 +43,19 @@ class AnswerTags:
 
     def release(self) -> str:
         """The answer has ended. Returns the rest of its text."""
-        rest, self._held = self._held, ""
-        return "" if self._is_started and rest.strip(_BLANKS) in self._ends else rest
+        rest = self._held
+        self._held = ""
+        if self._is_started and rest.strip(_BLANKS) in self._ends:
+            return ""
+        return rest
 
     def _start_of_end(self, text: str) -> int:
         """The place from which the text may be a closing tag; the end of the text if there is none."""
         body = text.rstrip(_BLANKS)
+        found = [len(text)]
         for end in self._ends:
             if body.endswith(end):
-                return len(body) - len(end)
+                found.append(len(body) - len(end))
             starts = range(max(0, len(text) - len(end) + 1), len(text))
-            found = next((start for start in starts if end.startswith(text[start:])), None)
-            if found is not None:
-                return found
-        return len(text)
+            found += [start for start in starts if end.startswith(text[start:])][:1]
+        return min(found)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, NamedTuple
 
-from inflight.parsers.held_value import HeldValue, as_json
+from inflight.parsers.buffered_value import BufferedValue, as_json
 from inflight.parsers.repair_budget import RepairBudget, TooMuchWorkError
 from inflight.structured_output.patterns import pattern_search
 from inflight.structured_output.references import referred, with_local_references
@@ -113,7 +113,8 @@ class ArgumentSchema:
 
     def _find_argument(self, name: str) -> ArgumentSchema:
         declared = self._declared()
-        places = declared.named.get(name, []) + [(at, node) for at, fits, node in declared.patterns if fits(name)]
+        of_patterns = [(at, node) for at, fits, node in declared.patterns if fits(name)]
+        places = declared.named.get(name, []) + of_patterns
         places.sort(key=lambda place: place[0])
         if declared.others is not None and (not places or declared.others[0] < places[0][0]):
             places.insert(0, declared.others)
@@ -154,13 +155,15 @@ class ArgumentSchema:
     @property
     def types(self) -> frozenset[str]:
         """The types that are allowed: only "string" if the tool has no such argument, all types if the schema names none."""
-        return self._types(self.node, 0) if isinstance(self.node, Mapping) else frozenset({"string"})
+        if isinstance(self.node, Mapping):
+            return self._types(self.node, 0)
+        return frozenset({"string"})
 
-    def held_value(self, pass_on: Callable[[str], None]) -> HeldValue:
+    def buffered_value(self, pass_on: Callable[[str], None]) -> BufferedValue:
         """Returns an object that gets the text of the argument, and writes its JSON to `pass_on`."""
         types = self.types
         is_string = "string" in types and types <= {"string", "null"}
-        return HeldValue(pass_on, self.read_text, is_string=is_string, unless=NULLS if "null" in types else ())
+        return BufferedValue(pass_on, self.read_text, is_string=is_string, unless=NULLS if "null" in types else ())
 
     def read_text(self, text: str) -> str:
         """The JSON of a value that the family writes as plain text, also if it is a string. It is a string if the schema allows
@@ -185,7 +188,9 @@ class ArgumentSchema:
         word = as_json(text, self.budget)
         if self._admits(word):
             return word
-        return json.dumps(text, ensure_ascii=False) if "string" in self.types else word
+        if "string" not in self.types:
+            return word
+        return json.dumps(text, ensure_ascii=False)
 
     def _admits(self, value: str) -> bool:
         return self._admits_value(json.loads(value))
@@ -213,7 +218,9 @@ class ArgumentSchema:
         """The schema that "$ref" refers to; None if there is no reference, or if it leads nowhere."""
         reference = node.get("$ref")
         try:
-            return referred(self.root, reference) if isinstance(reference, str) else None
+            if not isinstance(reference, str):
+                return None
+            return referred(self.root, reference)
         except KeyError:
             return None
 
@@ -259,14 +266,18 @@ class ArgumentSchema:
 
     def _find_fit(self, node: Mapping[str, Any], value: Any, depth: int, known: dict[int, bool]) -> bool:
         # a comparison and a part of a path take less than a step
-        self.budget.spend(1 + len(_list(node, "enum")) // 32 + len(str(node.get("$ref", ""))) // 32)
+        num_values = len(_list(node, "enum"))
+        num_characters = len(str(node.get("$ref", "")))
+        self.budget.spend(1 + num_values // 32 + num_characters // 32)
         if value is None and node.get("nullable") is True:
             return True
         if not _type_names(value) & self._types(node, depth):
             return False
-        if ("const" in node and node["const"] != value) or (_list(node, "enum") and value not in _list(node, "enum")):
+        allowed = _list(node, "enum")
+        if ("const" in node and node["const"] != value) or (allowed and value not in allowed):
             return False
-        if not all(self._fits(part, value, depth + 1, known) for part in (self._target(node), *_list(node, "allOf"))):
+        parts = self._target(node), *_list(node, "allOf")
+        if not all(self._fits(part, value, depth + 1, known) for part in parts):
             return False
         branches = [_list(node, key) for key in ("anyOf", "oneOf")]
         return all(any(self._fits(each, value, depth + 1, known) for each in some) for some in branches if some)

@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable
 
 from inflight.parsers.argument_schema import ArgumentSchema
-from inflight.parsers.event_writer import MAX_HELD
+from inflight.parsers.event_writer import MAX_BUFFERED
 from inflight.parsers.json_dialect import DialectReader
 from inflight.parsers.json_states import Status
-from inflight.parsers.repair import Tail, find_reading, is_torn, lacks_bracket, only_value
+from inflight.parsers.odd_values import is_torn, lacks_bracket
+from inflight.parsers.repair import Tail, find_reading, only_value
 from inflight.parsers.repair_budget import RepairBudget
 from inflight.parsers.text_reader import ANYTHING, Steps, TextReader
 
@@ -113,7 +114,7 @@ class ArgumentsReader:
                 break
             self._late.popleft()
             self._pass_on(piece, end)
-        if self._num_read > MAX_HELD:  # only a faithful copy is possible now
+        if self._num_read > MAX_BUFFERED:  # only a faithful copy is possible now
             self._written.clear()
             while len(self._text) > 1 and self._text_start + len(self._text[0]) <= self._num_passed:
                 self._text_start += len(self._text.popleft())
@@ -130,7 +131,7 @@ class ArgumentsReader:
         char = yield from self._reader.next_visible()
         if not char and self._reader.is_cut:
             return True
-        if is_torn(self._last_read(2) + (yield from self._reader.peek())):
+        if is_torn(self._last_read(3), (yield from self._reader.peek())):
             return False
         if not self._num_braces:
             return not char or char not in _NOT_BEHIND
@@ -156,15 +157,17 @@ class ArgumentsReader:
         num_good = self._dialect.position
         rest: list[str] = []
         num_rest = 0
-        most = MAX_HELD if self._budget.is_left else _MOST_WITHOUT_REPAIR
-        plain = re.compile(f"[^{re.escape(''.join({stop[0] for stop in self._stops}))}]+") if self._stops else ANYTHING
+        most = MAX_BUFFERED if self._budget.is_left else _MOST_WITHOUT_REPAIR
+        beginnings = "".join({stop[0] for stop in self._stops})
+        plain = re.compile(f"[^{re.escape(beginnings)}]+") if beginnings else ANYTHING
         while (yield from self._reader.peek()) and not (yield from self._reader.comes(*self._stops)):
             piece = (yield from self._reader.piece(plain)) or self._reader.take(1)
             rest.append(piece)
             num_rest += len(piece)
             if num_good + num_rest > most:
                 self._write_rest(num_good, rest)
-                rest, num_good = [], self._num_passed
+                rest = []
+                num_good = self._num_passed
         is_cut = yield from self._reader.is_at_cut()
         if is_cut and self._dialect.status is Status.CLOSED:
             self._write_up_to(num_good)
@@ -206,7 +209,7 @@ class ArgumentsReader:
         for found in _BRACKETS.finditer(text):
             depth += (found.group() in "{[") - (found.group() in "}]")
             if not depth and not found.group().startswith('"'):
-                if not self._tail(text[found.end() :]):
+                if self._tail(text[found.end() :]) <= 0:
                     return found.end()
                 break
         text = text.rstrip()

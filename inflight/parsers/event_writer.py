@@ -5,7 +5,7 @@ Markup is the text around a call or around the reasoning, such as `<tool_call>`.
 1. White space next to markup is left out too: before the first call, between calls, after the last call, and at both ends of
    the reasoning. White space is held back until it is known whether markup follows. If none follows, it becomes content.
 2. Text that may be markup of a call is held (`hold`) until this is certain. If the text was markup, `accept` drops it. If not,
-   `reject` makes it content, so no text is lost. At most `MAX_HELD` characters and one tag are held.
+   `reject` makes it content, so no text is lost. At most `MAX_BUFFERED` characters and one tag are held.
 3. Calls after the first `max_tool_calls` calls are left out.
 4. A lone surrogate in the arguments of a call becomes U+FFFD (surrogates.py).
 """
@@ -24,7 +24,7 @@ from inflight.parsers.answer_tags import AnswerTags
 from inflight.parsers.surrogates import SurrogateFilter
 from inflight.tokenizer.stop_strings import StopSearch
 
-MAX_HELD = 2**18  # characters: as many as the arguments of a call in a request may have
+MAX_BUFFERED = 2**18  # characters: as many as the arguments of a call in a request may have
 _BLANKS = " \t\r\n"
 
 
@@ -35,13 +35,14 @@ class MalformedCallError(Exception):
 class _Trimmed:
     """Removes the white space at both ends of a text. With `keeps_start`, removes only the white space at the end.
 
-    White space at the end is not removed if it is longer than `MAX_HELD` characters.
+    White space at the end is not removed if it is longer than `MAX_BUFFERED` characters.
     """
 
     def __init__(self, *, keeps_start: bool) -> None:
         self._is_started = keeps_start
         self._held: list[str] = []
         self._num_held = 0
+        self._ends_blank = False
 
     def write(self, text: str) -> str:
         """Add text. Returns the text that can be shown now."""
@@ -51,11 +52,13 @@ class _Trimmed:
         body = text.rstrip(_BLANKS)
         before = self.release() if body else ""
         blanks = text[len(body) :]
+        self._ends_blank = bool(blanks) if text else self._ends_blank
         if blanks:
             self._num_held += len(blanks)
             self._held.append(blanks)
-        if self._num_held > MAX_HELD:  # too much to hold: from now on this white space is shown at once
-            body, self._held = body + "".join(self._held), []
+        if self._num_held > MAX_BUFFERED:  # too much to hold: from now on this white space is shown at once
+            body = body + "".join(self._held)
+            self._held = []
         return before + body
 
     def release(self) -> str:
@@ -67,6 +70,11 @@ class _Trimmed:
     def drop(self) -> None:
         self._held.clear()
         self._num_held = 0
+
+    def leave_gap(self) -> None:
+        """Something is left out here. If there is white space before it, that behind it is removed."""
+        if self._is_started:
+            self._is_started = not self._ends_blank
 
 
 class EventWriter:
@@ -113,7 +121,8 @@ class EventWriter:
         self._surrogates = SurrogateFilter()  # of the arguments of the current call
 
     def take_events(self) -> list[Event]:
-        events, self._events = join_deltas(self._events), []
+        events = join_deltas(self._events)
+        self._events = []
         return events
 
     def begin_reasoning(self) -> None:
@@ -129,6 +138,17 @@ class EventWriter:
         self.is_reasoning = False
         self._reasoning.drop()
         self._content = _Trimmed(keeps_start=self._keeps_blanks)
+
+    def later_reasoning(self, text: str) -> None:
+        """Write reasoning that stands between two pieces of content or calls."""
+        self._end_answer()
+        self.reasoning("\n\n")  # between two thoughts; dropped before the first
+        self.reasoning(text)
+        self._reasoning.drop()
+        if self._is_behind_call:
+            self._content = _Trimmed(keeps_start=False)
+        else:
+            self._content.leave_gap()
 
     def stay_in_reasoning(self) -> None:
         """The closing tag is missing. The text up to the first call is reasoning."""
@@ -156,9 +176,9 @@ class EventWriter:
         Raises:
             MalformedCallError: no more characters may be held.
         """
-        if self._num_held >= MAX_HELD:
+        if self._num_held >= MAX_BUFFERED:
             raise MalformedCallError
-        return MAX_HELD - self._num_held
+        return MAX_BUFFERED - self._num_held
 
     def hold(self, text: str) -> None:
         """Hold text that may be the markup of a call."""
@@ -219,7 +239,8 @@ class EventWriter:
 
     def _id(self) -> str:
         """The id that the model has written; a new one if there is none, or if an earlier call has it."""
-        call_id, self.next_call_id = self.next_call_id, ""
+        call_id = self.next_call_id
+        self.next_call_id = ""
         if not call_id or call_id in self._written_ids:
             return self._make_id()
         self._written_ids.add(call_id)

@@ -25,7 +25,8 @@ class Gemma4ToolParser(ToolParser):
         end: the tag behind a call.
     """
 
-    marker, second_marker = "<|tool_call>", "call:"
+    marker = "<|tool_call>"
+    second_marker = "call:"
     end: ClassVar[str] = "<tool_call|>"
     ends = (end, marker)
     quote: ClassVar[str] = '<|"|>'

@@ -64,7 +64,8 @@ class JambaToolParser(_JsonBetweenTags):
     <tool_calls>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]</tool_calls>
     """
 
-    marker, end = "<tool_calls>", "</tool_calls>"
+    marker = "<tool_calls>"
+    end = "</tool_calls>"
     ends = (end,)
 
 
@@ -74,7 +75,19 @@ class NemotronJsonToolParser(_JsonBetweenTags):
     <TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]</TOOLCALL>
     """
 
-    marker, end = "<TOOLCALL>", "</TOOLCALL>"
+    marker = "<TOOLCALL>"
+    end = "</TOOLCALL>"
+    ends = (end,)
+
+
+class NemotronMiniToolParser(_JsonBetweenTags):
+    """For Nemotron-Mini, and other models with its tokenizer.
+
+    <toolcall> {"name": "get_weather", "arguments": {"city": "Oslo"}} </toolcall>
+    """
+
+    marker = "<toolcall>"
+    end = "</toolcall>"
     ends = (end,)
 
 
@@ -84,7 +97,8 @@ class GraniteToolParser(_JsonBetweenTags):
     <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]
     """
 
-    marker, second_marker = "<|tool_call|>", "<tool_call>"
+    marker = "<|tool_call|>"
+    second_marker = "<tool_call>"
     ends = ("<|tool_call|>",)
 
 
@@ -105,7 +119,8 @@ class Phi4MiniToolParser(_JsonBetweenTags):
     <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]<|/tool_call|>
     """
 
-    marker, second_marker = "<|tool_call|>", "functools["
+    marker = "<|tool_call|>"
+    second_marker = "functools["
     ends = ("<|/tool_call|>",)
 
     def _marked_call(self, marker: str) -> Steps[None]:
@@ -123,7 +138,8 @@ class InternLmToolParser(_JsonBetweenTags):
     <|action_start|><|plugin|>{"name": "get_weather", "parameters": {"city": "Oslo"}}<|action_end|>
     """
 
-    marker, end = "<|action_start|><|plugin|>", "<|action_end|>"
+    marker = "<|action_start|><|plugin|>"
+    end = "<|action_end|>"
     more_markers = ("<|action_start|> <|plugin|>",)
     ends = (end,)
 
@@ -135,7 +151,8 @@ class GigaChat3ToolParser(_JsonBetweenTags):
     <|function_call|>{"name": "get_weather", "arguments": {"city": "Oslo"}}
     """
 
-    marker, second_marker = "<|function_call|>", "function call<|role_sep|>"
+    marker = "<|function_call|>"
+    second_marker = "function call<|role_sep|>"
     more_markers = (f"<|message_sep|>\n\n{second_marker}",)
     ends = ("<|message_sep|>", "<|function_call|>")
 
@@ -152,7 +169,8 @@ class CohereToolParser(_JsonBetweenTags):
     ]<|END_ACTION|>
     """
 
-    marker, end = "<|START_ACTION|>", "<|END_ACTION|>"
+    marker = "<|START_ACTION|>"
+    end = "<|END_ACTION|>"
     ends = (end,)
     keys: ClassVar[Mapping[str, str]] = {"tool_name": "name", "tool_call_id": "id"}
 
@@ -186,7 +204,8 @@ class ApertusToolParser(_JsonBetweenTags):
     <|tools_prefix|>[{"get_weather": {"city": "Oslo"}}, {"get_time": {}}]<|tools_suffix|>
     """
 
-    marker, end = "<|tools_prefix|>", "<|tools_suffix|>"
+    marker = "<|tools_prefix|>"
+    end = "<|tools_suffix|>"
     ends = (end,)
 
     def _call(self, *, is_unmarked: bool = False) -> Steps[None]:

@@ -81,7 +81,7 @@ class DialectReader:
         self._is_final = False
         self._key: list[str] | None = None  # the pieces of the key that is read, if it is needed
         self._typed: list[str] | None = None  # the pieces of a string that will be no string in JSON
-        self._own_plain = re.compile(rf"[^{re.escape(quote[0])}]+") if quote else None
+        self._own_plain = re.compile(rf'[^"\\\x00-\x1f{re.escape(quote[0])}]+') if quote else None
         self._ends = (*stops, quote) if quote else stops
         self._first = {each[0] for each in self._ends}
 

@@ -35,7 +35,8 @@ class HermesToolParser(ToolParser):
     `<tools>` (Qwen2.5-Coder) or only a block of JSON in Markdown, and at the beginning of the text it may be missing.
     """
 
-    marker, second_marker = "<tool_call>", "<tools>"
+    marker = "<tool_call>"
+    second_marker = "<tools>"
     ends = ("</tool_call>", "<tool_call>", "</tools>", "```")
     after_marker = ("{", "[", "```")
 
@@ -211,7 +212,8 @@ class DeepSeekV31ToolParser(ToolParser):
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
     """
 
-    marker, second_marker = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"
+    marker = "<｜tool▁calls▁begin｜>"
+    second_marker = "<｜tool▁call▁begin｜>"
     ends: ClassVar[tuple[str, ...]] = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
     after_marker = (second_marker,)
 

@@ -46,7 +46,9 @@ def translated_escape(escape: str) -> str | None:
         return f"\\u00{escape[2:]}"
     if kind == "U" and len(escape) == 10:
         code = int(escape[2:], 16)
-        return escaped(chr(code)) if code < 0x110000 and not 0xD800 <= code < 0xE000 else None
+        if code < 0x110000 and not 0xD800 <= code < 0xE000:
+            return escaped(chr(code))
+        return None
     return _ESCAPES.get(kind)
 
 

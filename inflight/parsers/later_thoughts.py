@@ -2,17 +2,16 @@
 
 An opening tag there may also be a part of the text. So it begins reasoning only if its closing tag follows before the next
 opening tag, within `_MOST_HELD` characters. A tag in code (in backticks or in a block of Markdown) and one directly behind a
-quotation mark is text.
+quotation mark is text (`Quoting`).
 """
 
 import re
 
 from inflight.parsers.event_writer import EventWriter
 from inflight.parsers.text_reader import Steps, TextReader
+from inflight.structured_output.quoting import Quoting
 
 _MOST_HELD = 2**16
-_QUOTES = ("`", '"', "'", "“", "‘", "«")
-_FENCE = "```"
 
 
 class LaterThoughts:
@@ -35,50 +34,33 @@ class LaterThoughts:
         self._end = end
         self._reader = reader
         self._writer = writer
-        self._line = ""  # the beginning of the last line
-        self._is_in_block = False
-        self._num_backticks = 0  # in the last line
-        self._last = ""  # the last character
+        self._quoting = Quoting()
 
     def see(self, text: str) -> None:
         """Content has come."""
-        if not self.begins:
-            return
-        self._last = text[-1:]
-        first, *lines = text.split("\n")
-        self._add_to_line(first)
-        for line in lines:
-            self._is_in_block ^= self._line.lstrip().startswith(_FENCE)
-            self._line, self._num_backticks = "", 0
-            self._add_to_line(line)
+        if self.begins:
+            self._quoting = self._quoting.after(text.encode("utf-8", "surrogatepass"))
 
     def add_piece(self) -> None:
         """A piece of the text has been read in which no reasoning has begun."""
         self._num_waiting_pieces += self._is_open
 
-    def _add_to_line(self, text: str) -> None:
-        self._line = (self._line + text)[:16]
-        self._num_backticks += text.count("`")
-
     def read(self) -> Steps[None]:
         """Read the reasoning whose opening tag has been read, or write the tag as content."""
         begin = self.begins[0]
-        is_code = self._is_in_block or self._num_backticks % 2 == 1 or self._line.lstrip().startswith(_FENCE)
-        thought = "" if is_code or self._last in _QUOTES else (yield from self._thought(begin))
+        thought = "" if self._quoting.is_quoted else (yield from self._thought(begin))
         if not thought:
             self._writer.content(begin)
             return
         self.num_pieces += self._num_waiting_pieces
-        self._writer.begin_reasoning()
-        self._writer.reasoning("\n\n")  # between two thoughts; dropped before the first
-        self._writer.reasoning(thought[: -len(self._end)])
-        self._writer.end_reasoning()
+        self._writer.later_reasoning(thought[: -len(self._end)])
 
     def _thought(self, begin: str) -> Steps[str]:
         """Consume and return the text up to the closing tag and this tag. If it does not come, nothing is consumed, and "" is
         returned."""
         self.num_begun += 1
-        self._num_waiting_pieces, self._is_open = 0, True
+        self._num_waiting_pieces = 0
+        self._is_open = True
         found = yield from self._up_to_end(begin)
         self._is_open = False
         return found

@@ -52,7 +52,8 @@ class ToolMarkup:
                 for key, value in arguments.items()
             }
             pairs = [
-                f"{tags.before_key}{key}{tags.after_key}{value}{tags.after_value}" for key, value in values.items()
+                f"{tags.before_key}{key}{tags.after_key}{value}{tags.after_value.replace('{key}', key)}"
+                for key, value in values.items()
             ]
             written = tags.between.join(pairs)
         return f"{self.begin(name)}{written}{self.end}"
@@ -63,6 +64,7 @@ class ToolMarkup:
         return self.before_name.partition("[{")[0]
 
 
+_MINIMAX = "]<]minimax[>["  # before each tag of MiniMax-M3
 _NAMED_ARGUMENTS = ArgumentTags("", "=", "", between=", ", is_json=True)  # as in Python
 MARKUPS = (
     ToolMarkup(
@@ -102,7 +104,11 @@ MARKUPS = (
                 ("<parameter=", "</parameter>", "</function>", f"</{tag}>"),
             ),
         )
-        for name, tag, blank in (("qwen3_coder", "tool_call", "\n"), ("seed_oss", "seed:tool_call", ""))
+        for name, tag, blank in (
+            ("qwen3_coder", "tool_call", "\n"),
+            ("zaya_xml", "zyphra_tool_call", "\n"),
+            ("seed_oss", "seed:tool_call", ""),
+        )
     ),
     *(
         ToolMarkup(
@@ -169,6 +175,9 @@ MARKUPS = (
         for begin, end in (("[\n    ", "\n]"), ("[", "]"), ("\n", "\n"))
     ),
     ToolMarkup("nemotron_json", "<TOOLCALL>", '<TOOLCALL>[{"name": "', '", "arguments": ', "}]</TOOLCALL>"),
+    ToolMarkup(
+        "nemotron_mini", "<toolcall>", '<toolcall> {"name": "', '", "arguments": ', "} </toolcall>", separator=" "
+    ),
     ToolMarkup("granite", "<|tool_call|>", '<|tool_call|>[{"name": "', '", "arguments": ', "}]"),
     ToolMarkup(
         "granite-20b-fc", "<function_call>", '<function_call> {"name": "', '", "arguments": ', "}", separator=" "
@@ -264,6 +273,33 @@ MARKUPS = (
             "</longcat_arg_value>\n",
             ("<longcat_arg_key>", "</longcat_arg_value>", "</longcat_tool_call>"),
         ),
+    ),
+    ToolMarkup(
+        "solar_open2",
+        "<|tool_call:start|>",
+        "<|tool_call:start|>",
+        "\n",
+        "<|tool_call:end|>",
+        separator="\n",
+        arguments=ArgumentTags(
+            "<|tool_arg:start|>", "<|tool_arg:value|>", "<|tool_arg:end|>\n", ("<|tool_arg:", "<|tool_call:")
+        ),
+    ),
+    ToolMarkup(
+        "minimax_m3",
+        f"{_MINIMAX}<tool_call>",
+        f'{_MINIMAX}<tool_call>\n{_MINIMAX}<invoke name="',
+        '">',
+        f"{_MINIMAX}</invoke>\n{_MINIMAX}</tool_call>",
+        arguments=ArgumentTags(f"{_MINIMAX}<", ">", f"{_MINIMAX}</{{key}}>", (_MINIMAX,)),
+    ),
+    # the types of arguments stand in the tags before them; without these tags, all arguments are one text of JSON
+    ToolMarkup(
+        "kimi_k3",
+        "<|open|>tools<|sep|>",
+        '<|open|>tools<|sep|><|open|>call tool="',
+        '" index="1"<|sep|><|open|>json type="object"<|sep|>',
+        "<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
     ),
     ToolMarkup("functionary_v3_1", "<function=", "<function=", ">", "</function>"),
 )

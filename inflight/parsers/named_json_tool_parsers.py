@@ -60,9 +60,11 @@ class KimiK2ToolParser(_NamedJson):
     <|tool_call_end|><|tool_calls_section_end|>
     """
 
-    marker, second_marker = "<|tool_calls_section_begin|>", "<|tool_call_begin|>"
+    marker = "<|tool_calls_section_begin|>"
+    second_marker = "<|tool_call_begin|>"
     after_marker = (second_marker,)
-    before_arguments, after_call = "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+    before_arguments = "<|tool_call_argument_begin|>"
+    after_call = "<|tool_call_end|>"
     end = "<|tool_calls_section_end|>"
     ends = (after_call, end, second_marker)
 
@@ -82,9 +84,11 @@ class SolarToolParser(_NamedJson):
     <|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather<|tool_call:args|>{"city": "Oslo"}<|tool_call:end|>
     """
 
-    marker, second_marker = "<|tool_calls|>", "<|tool_call:begin|>"
+    marker = "<|tool_calls|>"
+    second_marker = "<|tool_call:begin|>"
     after_marker = (second_marker,)
-    before_arguments, after_call = "<|tool_call:args|>", "<|tool_call:end|>"
+    before_arguments = "<|tool_call:args|>"
+    after_call = "<|tool_call:end|>"
     end = "<|calls|>"
     ends = (after_call, end, second_marker)
 
@@ -101,7 +105,8 @@ class FunctionaryV31ToolParser(_NamedJson):
     """
 
     marker = "<function="
-    before_arguments, after_call = ">", "</function>"
+    before_arguments = ">"
+    after_call = "</function>"
     ends = (after_call,)
 
 

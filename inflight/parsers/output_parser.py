@@ -5,7 +5,7 @@ from typing import Any
 
 from inflight.interface.events import Event
 from inflight.parsers.answer_tags import AnswerTags
-from inflight.parsers.event_writer import MAX_HELD, EventWriter
+from inflight.parsers.event_writer import MAX_BUFFERED, EventWriter
 from inflight.parsers.later_thoughts import LaterThoughts
 from inflight.parsers.reasoning import ReasoningMarkup
 from inflight.parsers.text_reader import BLANKS, Steps, TextReader
@@ -85,7 +85,8 @@ class OutputParser:
             may_stop: if False, a stop string may begin in the text, but not end there.
         """
         self._writer.may_stop = may_stop
-        was_reasoning, num_begun = self.is_reasoning, self._later_thoughts.num_begun
+        was_reasoning = self.is_reasoning
+        num_begun = self._later_thoughts.num_begun
         if text:
             self._reader.push(text)
             next(self._steps)
@@ -146,7 +147,7 @@ class OutputParser:
             if not (yield from self._tools.is_call_after(tag)):
                 self._writer.reasoning(tag)
                 continue
-            thought = _HeldThought(self._writer.reasoning)
+            thought = _BufferedThought(self._writer.reasoning)
             thought.write(tag)
             if (yield from self._reader.until(thought.write, markup.end)):
                 thought.release()
@@ -157,7 +158,7 @@ class OutputParser:
             return
 
 
-class _HeldThought:
+class _BufferedThought:
     """Text that is reasoning if the closing tag comes, and otherwise a call. It is held; if it is too long, it is reasoning."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
@@ -176,7 +177,7 @@ class _HeldThought:
             return
         self._pieces.append(text)
         self._num_held += len(text)
-        if self._num_held > MAX_HELD:
+        if self._num_held > MAX_BUFFERED:
             self.release()
 
     def release(self) -> None:

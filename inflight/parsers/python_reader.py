@@ -26,7 +26,8 @@ _WORD = re.compile(r"[^\s()\[\]{},=:'\"]+")
 _MAX_WORD = 1000  # characters of a number, a name or another word
 _MAX_NAMES = 1000  # how many names of arguments are remembered, to find a name that comes twice
 _PLAIN = {quote: re.compile(rf"[^{quote}\\\x00-\x1f]+") for quote in "\"'"}
-_HEX, _OCTAL = re.compile(r"[0-9a-fA-F]+"), re.compile(r"[0-7]+")
+_HEX = re.compile(r"[0-9a-fA-F]+")
+_OCTAL = re.compile(r"[0-7]+")
 _NUM_HEX = {"x": 2, "u": 4, "U": 8}
 _SIMPLE_ESCAPES = {**{char: f"\\{char}" for char in '"\\bfnrt'}, "'": "'", "a": "\\u0007", "v": "\\u000b", "\n": ""}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
@@ -152,7 +153,8 @@ class PythonArguments:
             level.next = _Next.VALUE
         elif char == "," and level.next is not _Next.VALUE and level.num_items:
             self._reader.take(1)
-            level.next, level.has_comma = _Next.ITEM, True
+            level.next = _Next.ITEM
+            level.has_comma = True
         elif char == _CLOSING[level.opening] and level.next is not _Next.VALUE:
             self._reader.take(1)
             self._close(level)
@@ -208,14 +210,16 @@ class PythonArguments:
     def _argument(self, level: _Level, char: str) -> Steps[None]:
         """Read the name of an argument, or an argument without a name."""
         is_first = not level.num_items
-        word, is_spread = "", False
+        word = ""
+        is_spread = False
         if char not in "\"'([{":
             is_spread = bool((yield from self._reader.literal("**")))
             word = "" if is_spread else (yield from self._word())
             yield from self._skip_blanks()
             if word and (yield from self._is_name()):
                 self._begin_argument(level, word)
-                self._call.has_names, level.next = True, _Next.VALUE
+                self._call.has_names = True
+                level.next = _Next.VALUE
                 return
             if word and (yield from self._reader.is_at_cut()):
                 return  # it may be the beginning of a name
@@ -223,7 +227,9 @@ class PythonArguments:
             self._refuse(word)
         if is_first and (yield from self._reader.peek()) == "{" and (is_spread or not self._takes_object(0)):
             self._reader.take(1)
-            self._call.is_spread, level.num_items, level.next = True, 1, _Next.COMMA
+            self._call.is_spread = True
+            level.num_items = 1
+            level.next = _Next.COMMA
             self._open("{")
             return
         position = level.num_items
@@ -323,7 +329,8 @@ class PythonArguments:
         while char := (yield from self._reader.peek()):
             if piece := (yield from self._reader.piece(_PLAIN[quote[0]])):
                 self._write(escaped(piece))
-                before, last = piece[-1], piece.rstrip()[-1:] or last
+                before = piece[-1]
+                last = piece.rstrip()[-1:] or last
                 continue
             if (yield from self._reader.literal(quote)):
                 if len(quote) == 3 or (yield from self._is_end()):
@@ -337,7 +344,8 @@ class PythonArguments:
                     yield from self._escape(is_raw=is_raw)
                 else:
                     self._write(escaped(char))
-            before, last = char, char if not char.isspace() else last
+            before = char
+            last = char if not char.isspace() else last
         if not self._reader.is_cut:
             raise MalformedCallError
 

@@ -106,7 +106,8 @@ class Lfm2ToolParser(_CallsInPython):
     <|tool_call_start|>[get_weather(city="Oslo"), get_time()]<|tool_call_end|>
     """
 
-    marker, end = "<|tool_call_start|>", "<|tool_call_end|>"
+    marker = "<|tool_call_start|>"
+    end = "<|tool_call_end|>"
     ends = (end,)
 
     def _marked_call(self, marker: str) -> Steps[None]:
@@ -147,5 +148,6 @@ class Olmo3ToolParser(Lfm2ToolParser):
     </function_calls>
     """
 
-    marker, end = "<function_calls>", "</function_calls>"
+    marker = "<function_calls>"
+    end = "</function_calls>"
     ends = (end,)

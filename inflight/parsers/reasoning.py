@@ -52,14 +52,17 @@ def find_opening(markup: ReasoningMarkup, prompt: str, begun_answer: str | None 
             answer.
     """
     if begun_answer is not None:
-        opened, closed = _last(begun_answer, markup.begin), _last(begun_answer, markup.end)
+        opened = _last(begun_answer, markup.begin)
+        closed = _last(begun_answer, markup.end)
         if max(opened, closed) >= 0:
             return Opening.OPEN if opened > closed else Opening.CLOSED
         prompt = prompt.rstrip().removesuffix(begun_answer.rstrip())
     prompt = prompt.rstrip()
     if markup.begin and prompt.endswith(markup.begin):
         return Opening.OPEN
-    return Opening.CLOSED if begun_answer is not None or prompt.endswith(markup.end) else Opening.NONE
+    if begun_answer is not None or prompt.endswith(markup.end):
+        return Opening.CLOSED
+    return Opening.NONE
 
 
 def answer_frame(
@@ -75,14 +78,16 @@ def answer_frame(
 
     Args:
         markup: None for a model without reasoning.
-        calls: texts with which a call begins, if a call may come instead of the constrained text.
+        calls: texts with which a call begins, if a call may come instead of the constrained text, or if there is no constraint.
         only_calls: whether the constrained text itself is a call, so that it has no header of an answer.
         is_constrained: whether a grammar constrains the text. Without a grammar, the text may begin with reasoning even if
             the prompt has closed one.
     """
     is_closed = opening is Opening.CLOSED and (is_constrained or not markup or not markup.begin)
     if markup is None or is_closed:
-        return AnswerFrame(begin="", end="", calls=calls) if calls else None
+        if calls and is_constrained:
+            return AnswerFrame(begin="", end="", calls=calls)
+        return None
     starts_inside = opening is Opening.NONE and markup.starts_inside and not is_constrained
     is_open = opening is Opening.OPEN or not markup.begin or starts_inside
     form = markup.frame or AnswerFrame(begin=markup.begin, end=markup.end)

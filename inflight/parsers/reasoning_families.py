@@ -42,8 +42,23 @@ REASONING: Mapping[str, ReasoningMarkup] = {
     "hy_v3": ReasoningMarkup("<think:opensource>", "</think:opensource>", needs_special_tokens=True),
     "kimi_vl": ReasoningMarkup("◁think▷", "◁/think▷"),
     "minicpm3": ReasoningMarkup("<|thought_start|>", "<|thought_end|>", needs_special_tokens=True),
-    "minimax_m3": ReasoningMarkup("<mm:think>", "</mm:think>", needs_special_tokens=True),
+    # a model that decides itself not to think writes the closing tag alone
+    "minimax_m3": ReasoningMarkup(
+        "<mm:think>", "</mm:think>", needs_special_tokens=True, answer_begins=("</mm:think>",)
+    ),
+    "kimi_k3": ReasoningMarkup(
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        needs_special_tokens=True,
+        answer_begins=("<|open|>response<|sep|>",),
+        answer_ends=(
+            "<|close|>response<|sep|><|close|>message<|sep|>",
+            "<|close|>response<|sep|>",
+            "<|close|>message<|sep|>",
+        ),
+    ),
     "exaone_deep": ReasoningMarkup("<thought>", "</thought>"),
+    "solar_open2": ReasoningMarkup("<|think:start|>", "<|think:end|>", needs_special_tokens=True),
     "solar_open": ReasoningMarkup(
         "<|think|>",
         "<|end|>",

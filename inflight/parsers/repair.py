@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from inflight.parsers.json_dialect import DialectReader
 from inflight.parsers.json_states import Next, State, Status, ValueSchema
+from inflight.parsers.odd_values import has_odd_key, has_odd_quote, has_odd_string, is_torn, lacks_bracket
 from inflight.parsers.repair_budget import RepairBudget, TooMuchWorkError
 
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
@@ -31,13 +32,14 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _LONG_NUMBER = re.compile(r"[\[,]-?[0-9.]*[0-9]{2,}[,\]]")  # in a list without white space
 _DAMAGED_WORD = re.compile(r"([\w.+-]+)[,:{}\[\]]?[\w.+-]*")
 _PREFIX = re.compile(r"\b[bBfFrRuU]+['\"]")  # of a string of Python
-_TYPOGRAPHIC_QUOTES = "“”„"
 _TYPOGRAPHIC_SIGNS = re.compile("[“”„，：；]")  # perhaps written instead of a sign of JSON
 _COMPACT = re.compile(r'"\s*:[^\s]')  # no white space stands before values
-_STEPS_OF_OWN_TOKEN = 4  # with a quote of the family, because schemas decide the types of words
+_RUN = re.compile(r"([,:\"'{}\[\]])\1{2,}")  # a sign that is written more than twice
+_STEPS_OF_OWN_TOKEN = 8  # with a quote of the family, because schemas decide the types of words
 _NEAR = 200  # characters
 _MOST_INNER_QUOTES = 200
-# Text behind the value -> how many edits it needs itself: 0, 1 or more.
+# Text behind the value -> how many edits it needs itself: 0, 1 or more; -1 if it needs none, but an edit of the value would be
+# doubtful before it.
 Tail = Callable[[str], int]
 
 
@@ -108,7 +110,7 @@ class _Search:
             self._budget.spend(1, num_chars=4 * len(self._text))  # for finding where the text ends
             self._read_once()
             end = self._reader.position
-            if self._reader.status is Status.CLOSED and is_torn(self._text[end - 2 : end + 1]):
+            if self._reader.status is Status.CLOSED and is_torn(self._text[:end], self._text[end : end + 1]):
                 return None
             is_code = self._text.startswith("\\", self._error) or _PREFIX.match(self._text, self._error - 1)
             is_code = is_code or _TYPOGRAPHIC_SIGNS.search(self._text, self._error, self._limit + 1)
@@ -174,7 +176,7 @@ class _Search:
             behind = self._text[reader.position :]
             self._limit += len(behind) - len(behind.lstrip()) + 1
             if (num_edits := self._tail(behind)) <= 1:
-                self._keep(self._text, reader.position, 0, num_edits, "," if reader.num_commas == 1 else "")
+                self._keep(self._text, reader.position, 0, max(num_edits, 0), "," if reader.num_commas == 1 else "")
 
     def _run(self, text: str, first_change: int) -> DialectReader:
         """Read an edited text that is the same up to `first_change`."""
@@ -191,9 +193,11 @@ class _Search:
         self, text: str, first_change: int, num_edits: int, added: str = "", *, is_doubtful: bool = False
     ) -> DialectReader:
         reader = self._run(text, first_change)
-        if reader.status is Status.CLOSED and not self._tail(text[reader.position :]):
+        end = reader.position
+        is_end = reader.status is Status.CLOSED and not is_torn(text[:end], text[end : end + 1])
+        if is_end and not self._tail(text[end:]):
             num_added = len(text) - len(self._text)
-            self._keep(text, reader.position, num_added, num_edits, added, is_doubtful=is_doubtful)
+            self._keep(text, end, num_added, num_edits, added, is_doubtful=is_doubtful)
         return reader
 
     def _keep(
@@ -214,9 +218,11 @@ class _Search:
             form = json.dumps(value, sort_keys=True)
         except (ValueError, RecursionError):
             return
-        if added == "moved" and _has_odd_key(value):
+        if added == "moved" and has_odd_key(value):
             return
-        is_doubtful = is_doubtful or (is_edited and (_has_odd_key(value) or _has_odd_quote(value)))
+        is_odd = has_odd_key(value) or has_odd_quote(value)
+        is_odd = is_odd or (not self._quote and has_odd_string(value, self._text))
+        is_doubtful = is_doubtful or (is_edited and is_odd)
         if num_edits < self._fewest:
             self._found.clear()
             self._signs.clear()
@@ -233,13 +239,16 @@ class _Search:
             self._try(text, first_change, 1, is_doubtful=self._may_come_from_a_value(first_change, char))
         for at, char in self._insertions():
             self._try(self._text[:at] + char + self._text[at:], at, 1, char)
+        for run in _RUN.finditer(self._text, max(self._error - _NEAR, 0), self._limit + 1):
+            self._try(self._text[: run.start() + 1] + self._text[run.end() :], run.start(), 1)
         self._moves()
 
     def _may_come_from_a_value(self, at: int, char: str) -> bool:
         """Whether a superfluous character may belong into a string or a number nearby, and is not simply written twice."""
         if char not in ",:":
             return any(lacks_bracket(string, char) for string in self._near_strings())
-        before, behind = self._text[max(at - 16, 0) : at], self._text[at + 1 : at + 16]
+        before = self._text[max(at - 16, 0) : at]
+        behind = self._text[at + 1 : at + 16]
         if char == "," and _LONG_NUMBER.search(before + char + behind):
             return True
         is_double = before.rstrip().endswith(char) or behind.lstrip().startswith(char)
@@ -325,7 +334,9 @@ class _Search:
         if blanks is None or self._quote or text[at - 1] not in _STRUCTURE:
             return [at]
         is_usual = blanks.group() == " " and not self._is_compact
-        return [] if is_usual or "\n" in blanks.group() else list(range(*blanks.span()))
+        if is_usual or "\n" in blanks.group():
+            return []
+        return list(range(*blanks.span()))
 
     def _closers_at_end(self) -> None:
         """The text ends with a complete value, and brackets around it are open."""
@@ -338,7 +349,8 @@ class _Search:
             edited = text[:added_at] + added + text[added_at:]
             reader = self._run(edited, added_at)
             if reader.status is Status.STOPPED and not reader.in_string and reader.next is Next.COMMA:
-                level, closers = reader.level, ""
+                level = reader.level
+                closers = ""
                 while level is not None:
                     closers += _CLOSERS[level.opening]
                     level = level.outer
@@ -375,45 +387,14 @@ class _Search:
         begin = -1
         is_open = True
         while is_open:
-            was_in, position = reader.in_string, reader.position
+            was_in = reader.in_string
+            position = reader.position
             self._budget.spend(1)
             is_open = reader.step()
             if not was_in and reader.in_string:
                 begin = position
             elif was_in and not reader.in_string:
                 self._strings.append((begin, reader.position))
-
-
-def _has_odd_key(value: object) -> bool:
-    """Whether a key contains a bracket, colon or comma, so that a quote is probably at the wrong place."""
-    if isinstance(value, list):
-        return any(map(_has_odd_key, value))
-    return isinstance(value, dict) and any(
-        any(sign in key for sign in ",:{}[]") or _has_odd_key(inner) for key, inner in value.items()
-    )
-
-
-def _has_odd_quote(value: object) -> bool:
-    """Whether one of two typographic quotes is missing in a string. Then the model may have written the other one instead of
-    `"`."""
-    if isinstance(value, list):
-        return any(map(_has_odd_quote, value))
-    if isinstance(value, dict):
-        return any(map(_has_odd_quote, (*value, *value.values())))
-    return isinstance(value, str) and sum(map(value.count, _TYPOGRAPHIC_QUOTES)) % 2 == 1
-
-
-def lacks_bracket(text: str, bracket: str) -> bool:
-    """Whether a text has fewer brackets of this kind than of the opposite kind."""
-    pair = next((pair for pair in ("{}", "[]", "()") if bracket in pair), "")
-    return bool(pair) and text.count(bracket) < text.count(pair.replace(bracket, ""))
-
-
-def is_torn(text: str) -> bool:
-    """Whether a closing bracket may stand in the middle of a number or a word, as in `17}3`. `text`: the bracket, and the
-    characters before and behind it."""
-    before, behind = text[:1], text[-1:]
-    return (before.isdigit() and behind.isdigit()) or (before.isalpha() and behind.isalpha())
 
 
 def translated(
@@ -425,16 +406,20 @@ def translated(
         lambda _, piece, __: pieces.append(piece), quote=quote, schema=schema, may_miss_commas=may_miss_commas
     )
     reader.feed(text, is_final=True)
-    return ("".join(pieces), reader.position) if reader.status is Status.CLOSED else None
+    if reader.status is not Status.CLOSED:
+        return None
+    return ("".join(pieces), reader.position)
 
 
 def _is_at_structure(text: str, at: int, size: int) -> bool:
     """Whether a quote may be one too many. A quote between words is rather a part of the text."""
-    before, behind = text[max(at - 64, 0) : at].rstrip()[-1:], text[at + size : at + size + 64].lstrip()[:1]
+    before = text[max(at - 64, 0) : at].rstrip()[-1:]
+    behind = text[at + size : at + size + 64].lstrip()[:1]
     return not before or before in _STRUCTURE or not behind or behind in _STRUCTURE
 
 
 def _is_in_words(text: str, begin: int, at: int) -> bool:
     """Whether words stand on both sides of a quote, so that it neither begins nor ends a string. `begin`: of the string."""
-    before, behind = text[begin + 1 : at].rstrip()[-1:], text[at + 1 :].lstrip()[:1]
+    before = text[begin + 1 : at].rstrip()[-1:]
+    behind = text[at + 1 :].lstrip()[:1]
     return bool(before and behind) and before not in "{}[],:;\"'" and behind not in "{}[],:;\"'"

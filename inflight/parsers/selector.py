@@ -20,6 +20,7 @@ from inflight.parsers.json_between_tags import (
     JambaToolParser,
     Llama4JsonToolParser,
     NemotronJsonToolParser,
+    NemotronMiniToolParser,
     Phi4MiniToolParser,
     XLamToolParser,
 )
@@ -30,13 +31,17 @@ from inflight.parsers.json_tool_parsers import (
     Llama3JsonToolParser,
     MistralToolParser,
 )
+from inflight.parsers.kimi_k3 import KimiK3ToolParser
 from inflight.parsers.markup import ToolMarkup, default_markup
+from inflight.parsers.minimax_m3 import MiniMaxM3ToolParser
 from inflight.parsers.more_tagged_tool_parsers import (
     DeepSeekV4ToolParser,
     DeepSeekV32ToolParser,
     HyV3ToolParser,
     LongCatToolParser,
     MiniCpm5ToolParser,
+    SolarOpen2ToolParser,
+    ZayaToolParser,
 )
 from inflight.parsers.named_json_tool_parsers import (
     FunctionaryV31ToolParser,
@@ -65,9 +70,10 @@ from inflight.tokenizer.chat_template import ChatTemplate
 
 _T = TypeVar("_T")
 
-AUTO, NONE = "auto", "none"
+AUTO = "auto"
+NONE = "none"
 
-_TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
+TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "apertus": ApertusToolParser,
     "cohere_command3": CohereToolParser,
     "cohere_command4": CohereToolParser,
@@ -93,6 +99,7 @@ _TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "internlm": InternLmToolParser,
     "jamba": JambaToolParser,
     "kimi_k2": KimiK2ToolParser,
+    "kimi_k3": KimiK3ToolParser,
     "lfm2": Lfm2ToolParser,
     "llama3_json": Llama3JsonToolParser,
     "llama4_json": Llama4JsonToolParser,
@@ -103,8 +110,10 @@ _TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "minicpm5": MiniCpm5ToolParser,
     "minimax": JambaToolParser,
     "minimax_m2": MiniMaxM2ToolParser,
+    "minimax_m3": MiniMaxM3ToolParser,
     "mistral": MistralToolParser,
     "nemotron_json": NemotronJsonToolParser,
+    "nemotron_mini": NemotronMiniToolParser,
     "olmo3": Olmo3ToolParser,
     "openai": HarmonyParser,
     "phi4_mini_json": Phi4MiniToolParser,
@@ -114,8 +123,10 @@ _TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "qwen3_xml": Qwen3CoderToolParser,
     "seed_oss": SeedOssToolParser,
     "solar_open": SolarToolParser,
+    "solar_open2": SolarOpen2ToolParser,
     "step3p5": Qwen3CoderToolParser,
     "xlam": XLamToolParser,
+    "zaya_xml": ZayaToolParser,
 }
 
 
@@ -197,7 +208,7 @@ def choose_reasoning_parser(setting: str, config: ReasoningConfig, template: Cha
 
 def call_beginnings(tool_parser: str | None) -> tuple[str, ...]:
     """The texts with which a call begins that the parser reads."""
-    return () if tool_parser is None else _TOOL_PARSERS[tool_parser].beginnings()
+    return () if tool_parser is None else TOOL_PARSERS[tool_parser].beginnings()
 
 
 def create_output_parser(
@@ -226,14 +237,16 @@ def create_output_parser(
     Raises:
         ConfigError: there is no parser of this name.
     """
-    tool_class = _look_up("tool_call_parser", tool_parser, _TOOL_PARSERS)
+    tool_class = _look_up("tool_call_parser", tool_parser, TOOL_PARSERS)
     reasoning = _look_up("reasoning_parser", reasoning_parser, REASONING)
     if tool_class is None or not tools:
-        tool_class, tools = None, ()
+        tool_class = None
+        tools = ()
     begun = ""
     if reasoning is not None and reasoning.whole_parser is not None:
         begun = reasoning.begin if opening is Opening.OPEN else ""
-        tool_class, reasoning = reasoning.whole_parser, None
+        tool_class = reasoning.whole_parser
+        reasoning = None
     elif is_constrained and opening is Opening.CLOSED:
         reasoning = None
     may_start_inside = opening is Opening.NONE and not is_constrained
@@ -276,7 +289,7 @@ def resolve_parsers(tool_parser: str, reasoning_parser: str, template: ChatTempl
     reasoning = (
         detected.reasoning if reasoning_parser == AUTO else None if reasoning_parser == NONE else reasoning_parser
     )
-    _look_up("tool_call_parser", tool, _TOOL_PARSERS)
+    _look_up("tool_call_parser", tool, TOOL_PARSERS)
     _look_up("reasoning_parser", reasoning, REASONING)
     if tool is None or tool == detected.tool:
         return DetectedParsers(tool, reasoning, detected.markup if tool else None)

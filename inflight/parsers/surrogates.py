@@ -8,7 +8,8 @@ readers of JSON refuse it. So each half without the other becomes U+FFFD, as in 
 import re
 
 REPLACEMENT = "\\ufffd"  # the escape of U+FFFD, for a half that was an escape
-_HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
+_LOW = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 # the other escapes are matched, too, because "\\ud83d" is a backslash and five plain characters
 _ESCAPES = re.compile(rf"{_HIGH}{_LOW}|({_HIGH}|{_LOW})|\\.", re.DOTALL)
 # an escape at the end of a text, to which the next piece of the text may add the other half or the rest
@@ -35,12 +36,14 @@ class SurrogateFilter:
         """Add a piece. Returns the text that is certain now."""
         if not self._held and "\\" not in text:
             return _RAW.sub("\N{REPLACEMENT CHARACTER}", text)
-        text, self._held = self._held + text, ""
+        text = self._held + text
+        self._held = ""
         return _RAW.sub("\N{REPLACEMENT CHARACTER}", _OPEN_OR_ESCAPES.sub(self._replace, text))
 
     def finish(self) -> str:
         """The text has ended. Returns what was held back."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return without_lone_surrogates(held)
 
     def _replace(self, found: re.Match[str]) -> str:

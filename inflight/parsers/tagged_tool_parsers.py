@@ -1,8 +1,8 @@
 """Tool parsers for the families that write each argument of a call between tags: Qwen3-Coder, Seed-OSS, GLM and MiniMax.
 
 If the tool's schema allows a string (`ArgumentSchema`), or there is no schema, the argument is a string and is passed on as it
-arrives. Any other argument is held until it ends (`HeldValue`). Values of Python then become JSON. Valid JSON is passed on
-unchanged, and other text as a string.
+arrives. Any other argument is buffered until it ends (`BufferedValue`). Values of Python then become JSON. Valid JSON is passed
+on unchanged, and other text as a string.
 
 Models leave tags out, and they write such tags inside values. So every tag may be missing, except for those around a name and a
 key. A closing tag ends a value only if it is followed by a tag that may come next, or by the end of the text.
@@ -19,8 +19,6 @@ from inflight.parsers.text_reader import Following, Literals, Steps, TextReader
 from inflight.parsers.tool_parser import ToolParser
 
 _NAME = re.compile(r'[^<>"\r\n]+')
-_PLAIN = re.compile(r"[^<\n]+")
-_NO_TAG = re.compile(r"[^<]+")
 
 
 class KeyTags(NamedTuple):
@@ -36,10 +34,11 @@ class TaggedToolParser(ToolParser):
     Attributes:
         before_name, after_name: the tags around the name of a call. If there is no tag before the name, a single call follows
             `marker`, and `after_call` is the last tag.
-        before_key, after_key, after_value: the tags around an argument.
+        before_key, after_key, after_value: the tags around an argument. In `after_value`, {key} is the name of the argument.
         other_names, other_keys: what models write in place of `before_name` and `before_key`.
         after_call: the tag after the arguments.
         end: the tag after the last call.
+        no_tag: a run of characters with which no tag begins.
         has_line_breaks: whether one line break before an argument's value and one after it are markup.
     """
 
@@ -52,6 +51,7 @@ class TaggedToolParser(ToolParser):
     after_value: ClassVar[str]
     after_call: ClassVar[str]
     end: ClassVar[str] = ""
+    no_tag: ClassVar[re.Pattern[str]] = re.compile(r"[^<\n]+")
     has_line_breaks: ClassVar[bool] = False
 
     def __init__(
@@ -85,9 +85,11 @@ class TaggedToolParser(ToolParser):
             raise MalformedCallError
         yield from self._expect_tags(self.after_name)
         yield from self._hold_blanks()
+        if (yield from self._arguments_in_one(name)):
+            return
         tag = ""
         if not (yield from self._reader.comes(*self._outer)):
-            tag = yield from self._expect(*self._keys, self.after_call)
+            tag = (yield from self._key_or_end()) or (yield from self._expect(*self._keys, self.after_call))
         self._writer.start_call(name)
         schema = self._schema_of(name)
         missing = schema.names()
@@ -97,14 +99,14 @@ class TaggedToolParser(ToolParser):
             while tag in self._keys:
                 quote = yield from self._hold_literal(*self._quotes)
                 key = (yield from self._hold_run(_NAME)).strip()
-                key = key.removesuffix(quote) if quote else key
+                key = self._unescaped(key.removesuffix(quote) if quote else key)
                 yield from self._hold_literal(*filter(None, [quote]))
                 yield from self._expect_tags(*self.after_key)
                 self._writer.accept()
                 self._writer.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
                 opening = ", "
                 missing.discard(key)
-                yield from self._value(schema.argument(key), missing, key_tags)
+                yield from self._value(schema.argument(key), missing, key_tags, self.after_value.replace("{key}", key))
                 tag = yield from self._next_tag()
         except MalformedCallError:
             if not (yield from self._reader.is_at_cut()):
@@ -124,6 +126,16 @@ class TaggedToolParser(ToolParser):
         for tag in filter(None, tags):
             yield from self._hold_blanks()
             yield from self._expect(tag)
+
+    def _arguments_in_one(self, name: str) -> Steps[bool]:
+        """Read all arguments of a call and its closing tag, if they come as one text. Then the call has started."""
+        yield from ()
+        return False
+
+    @staticmethod
+    def _unescaped(key: str) -> str:
+        """The name of an argument, of the text in its tag."""
+        return key
 
     @property
     def _outer(self) -> tuple[str, ...]:
@@ -148,38 +160,46 @@ class TaggedToolParser(ToolParser):
         Text before this tag is left out."""
         tags = (*self._keys, self.after_call)
         while not (yield from self._reader.comes(*self._outer)):
-            if tag := (yield from self._hold_literal(*tags)):
+            if tag := (yield from self._key_or_end()):
                 return tag
             if not (yield from self._reader.peek()):
                 raise MalformedCallError
             if (rest := self._reader.take_cut(*tags, *self._outer)) is not None:
                 self._writer.hold(rest)
                 self._writer.cut()
-            elif not (yield from self._hold_run(_NO_TAG)):
+            elif not (yield from self._hold_run(self.no_tag)):
                 self._writer.hold(self._reader.take(1))
         return ""
 
-    def _value(self, schema: ArgumentSchema, missing: Collection[str], key_tags: KeyTags) -> Steps[None]:
+    def _key_or_end(self) -> Steps[str]:
+        """Hold the closing tag of the call or the tag before a key, whichever comes next; "" if none comes. The closing tag may
+        begin like the other."""
+        return (yield from self._hold_literal(self.after_call)) or (yield from self._hold_literal(*self._keys))
+
+    def _value(
+        self, schema: ArgumentSchema, missing: Collection[str], key_tags: KeyTags, after_value: str
+    ) -> Steps[None]:
         """Read an argument up to its closing tag. A closing tag may also be a part of the value, so it counts only if it is
         followed by something that may come after the value.
 
         Args:
             missing: the arguments that have not come yet. The closing tag may be missing before one of them.
             key_tags: of all arguments.
+            after_value: the closing tag of this argument.
         """
-        value = schema.held_value(self._writer.arguments)
+        value = schema.buffered_value(self._writer.arguments)
         outer = dict.fromkeys(self._outer)
         ends: dict[str, Following | None] = {
             self.end or self.after_call: {self.marker: None},
             self.after_call: outer,
-            self.after_value: {**dict.fromkeys(self._keys), self.after_call: outer if self.end else None, **outer},
+            after_value: {**dict.fromkeys(self._keys), self.after_call: outer if self.end else None, **outer},
         }
         if not schema.types & {"string", "object", "array"}:  # a number, a boolean or null contains no tag
-            ends[self.after_value] = None
+            ends[after_value] = None
         if self.has_line_breaks:
             yield from self._reader.literal("\n")
         while (yield from self._reader.peek()):
-            if piece := (yield from self._reader.piece(_PLAIN)):
+            if piece := (yield from self._reader.piece(self.no_tag)):
                 value.write(piece)
                 continue
             newline = "\n" if self.has_line_breaks and (yield from self._reader.comes("\n<")) else ""
@@ -190,7 +210,7 @@ class TaggedToolParser(ToolParser):
                 return
             tag = (yield from self._reader.comes(*(newline + end for end in ends))).removeprefix(newline)
             if tag and (yield from self._reader.follows({tag: ends[tag]})):
-                self._reader.take(len(newline) + (len(tag) if tag == self.after_value else 0))
+                self._reader.take(len(newline) + (len(tag) if tag == after_value else 0))
                 value.end()
                 return
             value.write(self._reader.take(1))
@@ -210,12 +230,17 @@ class Qwen3CoderToolParser(TaggedToolParser):
     </tool_call>
     """
 
-    marker, end = "<tool_call>", "</tool_call>"
+    marker = "<tool_call>"
+    end = "</tool_call>"
     second_marker = "<function="
     after_marker = (second_marker, "<function name=")
-    before_name, after_name = second_marker, ">"
-    other_names, other_keys = ("<function name=",), ("<parameter name=",)
-    before_key, after_key, after_value = "<parameter=", (">",), "</parameter>"
+    before_name = second_marker
+    after_name = ">"
+    other_names = ("<function name=",)
+    other_keys = ("<parameter name=",)
+    before_key = "<parameter="
+    after_key = (">",)
+    after_value = "</parameter>"
     after_call = "</function>"
     has_line_breaks = True
 
@@ -230,7 +255,8 @@ class SeedOssToolParser(Qwen3CoderToolParser):
     </seed:tool_call>
     """
 
-    marker, end = "<seed:tool_call>", "</seed:tool_call>"
+    marker = "<seed:tool_call>"
+    end = "</seed:tool_call>"
     has_line_breaks = False
 
 
@@ -244,7 +270,9 @@ class Glm45ToolParser(TaggedToolParser):
     """
 
     marker = "<tool_call>"
-    before_key, after_key, after_value = "<arg_key>", ("</arg_key>", "<arg_value>"), "</arg_value>"
+    before_key = "<arg_key>"
+    after_key = ("</arg_key>", "<arg_value>")
+    after_value = "</arg_value>"
     after_call = "</tool_call>"
 
 
@@ -258,9 +286,13 @@ class MiniMaxM2ToolParser(TaggedToolParser):
     </minimax:tool_call>
     """
 
-    marker, end = "<minimax:tool_call>", "</minimax:tool_call>"
+    marker = "<minimax:tool_call>"
+    end = "</minimax:tool_call>"
     second_marker = '<invoke name="'
     after_marker = (second_marker,)
-    before_name, after_name = second_marker, '">'
-    before_key, after_key, after_value = '<parameter name="', ('">',), "</parameter>"
+    before_name = second_marker
+    after_name = '">'
+    before_key = '<parameter name="'
+    after_key = ('">',)
+    after_value = "</parameter>"
     after_call = "</invoke>"

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from inflight.errors import InvalidRequestError
@@ -14,7 +15,8 @@ from inflight.tokenizer.probes import CALL_ID, QUESTION
 
 _NAME = "get_probe"
 _ARGUMENTS = {"a": 1}
-_THOUGHT, _ANSWER = "probed thought", "probed answer"
+_THOUGHT = "probed thought"
+_ANSWER = "probed answer"
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer", "description": ""}}}
 _TOOL = {"type": "function", "function": {"name": _NAME, "description": "", "parameters": _PARAMETERS}}
 # Further variables with which templates are asked for thinking, or for no thinking
@@ -29,9 +31,11 @@ _THINKING: Sequence[Mapping[str, Any] | None] = (
 # parser name -> pattern. If no markup fits, but a rendered call matches, the parser can read the model's calls.
 _SIGNS = {
     "qwen3_coder": re.compile(rf"<tool_call>\s*<function={_NAME}>"),
+    "zaya_xml": re.compile(rf"<zyphra_tool_call>\s*<function={_NAME}>"),
     "seed_oss": re.compile(rf"<seed:tool_call>\s*<function={_NAME}>"),
     "glm45": re.compile(rf"<tool_call>{_NAME}\s*<arg_key>"),
     "minimax_m2": re.compile(rf'<minimax:tool_call>\s*<invoke name="{_NAME}">'),
+    "minimax_m3": re.compile(rf'\]<\]minimax\[>\[<invoke name="{_NAME}">'),
     "gemma4": re.compile(rf"<\|tool_call>call:{_NAME}\{{"),
     "functiongemma": re.compile(rf"<start_function_call>call:{_NAME}\{{"),
     "openai": re.compile(rf"to=functions\.{_NAME}\b"),
@@ -45,6 +49,7 @@ _SIGNS = {
     "llama4_pythonic": re.compile(rf"<\|python_start\|>\s*\[\s*{_NAME}\("),
     "jamba": re.compile(rf'<tool_calls>\s*\[?\s*\{{\s*"name": "{_NAME}"'),
     "nemotron_json": re.compile(rf'<TOOLCALL>\s*\[?\s*\{{\s*"name": "{_NAME}"'),
+    "nemotron_mini": re.compile(rf'<toolcall>\s*\{{\s*"name": "{_NAME}"'),
     "granite": re.compile(rf'<\|tool_call\|>\s*\[?\s*\{{\s*"name": "{_NAME}"'),
     "phi4_mini_json": re.compile(rf'functools\[\s*\{{"name": "{_NAME}"'),
     "internlm": re.compile(rf'<\|plugin\|>\s*\{{\s*"name": "{_NAME}"'),
@@ -54,6 +59,8 @@ _SIGNS = {
     "apertus": re.compile(rf'<\|tools_prefix\|>\s*\[\s*\{{\s*"{_NAME}"'),
     "llama4_json": re.compile(rf'<\|python_end\|>\s*\{{"name": "{_NAME}"'),
     "kimi_k2": re.compile(rf"<\|tool_call_begin\|>\s*(functions\.{_NAME}|{CALL_ID})"),
+    "kimi_k3": re.compile(rf'<\|open\|>call tool="{_NAME}"'),
+    "solar_open2": re.compile(rf"<\|tool_call:start\|>\s*{_NAME}\s*<\|tool_arg:start"),
     "solar_open": re.compile(rf"<\|tool_call:name\|>{_NAME}"),
     "deepseek_v32": re.compile(rf'<｜DSML｜function_calls>\s*<｜DSML｜invoke name="{_NAME}"'),
     "deepseek_v4": re.compile(rf'<｜DSML｜tool_calls>\s*<｜DSML｜invoke name="{_NAME}"'),
@@ -82,11 +89,12 @@ def find_tool_markup(template: ChatTemplate) -> tuple[str | None, ToolMarkup | N
     """Returns the name of the parser and the markup for the calls that `template` writes. Each may be None.
 
     An invented call is rendered with its arguments as a JSON object. If nothing fits, it is rendered with its arguments as JSON
-    text. Some templates accept only one of these two forms. If the template writes no calls at all, its instructions about
-    calls are read.
+    text, and with content that is null instead of empty. Some templates write calls of one of these forms only. If the template
+    writes no calls at all, its instructions about calls are read.
     """
-    for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
-        text = _render_call(template, arguments)
+    in_each_form: tuple[Mapping[str, Any] | str, ...] = (_ARGUMENTS, json.dumps(_ARGUMENTS))
+    for content, arguments in product(("", None), in_each_form):
+        text = _render_call(template, arguments, content)
         for markup in MARKUPS:
             call = markup.call(_NAME, _ARGUMENTS)
             if call in text and not (markup.whole_message and _is_wrapped(template, text.partition(call)[0])):
@@ -127,10 +135,12 @@ def find_reasoning(template: ChatTemplate) -> str | None:
             return name
     written = _written_thoughts(template)
     source = template.default_source or ""
+    known = "\n".join([source, *prompts, *written])  # some templates put tags together from parts
     for name, markup in REASONING.items():
-        if markup.starts_inside or any(tag not in source for tag in (*markup.answer_begins, *markup.answer_ends)):
+        if markup.starts_inside or any(tag not in known for tag in (*markup.answer_begins, *markup.answer_ends)):
             continue
-        begin, end = markup.begin, markup.end
+        begin = markup.begin
+        end = markup.end
         thought = re.compile(rf"{re.escape(begin)}\s*({_THOUGHT}|{re.escape(end)}\s*{_ANSWER})")
         if any(text.endswith((begin, end)) for text in prompts) or any(map(thought.search, written)):
             return name
@@ -140,7 +150,7 @@ def find_reasoning(template: ChatTemplate) -> str | None:
     return next((name for name in special if REASONING[name].begin in source and REASONING[name].end in source), None)
 
 
-def _written_thoughts(template: ChatTemplate) -> Iterable[str]:
+def _written_thoughts(template: ChatTemplate) -> list[str]:
     """Conversations whose answer has a thought: as a field of the message, and as a part of its content."""
     parts = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": _ANSWER}]
     answers = ({"content": _ANSWER, "reasoning_content": _THOUGHT}, {"content": parts})
@@ -170,13 +180,17 @@ def _is_wrapped(template: ChatTemplate, before: str) -> bool:
     return _ANSWER in text and text.partition(_ANSWER)[0].rstrip() != before.rstrip()
 
 
-def _render_call(template: ChatTemplate, arguments: Mapping[str, Any] | str) -> str:  # Any: JSON
+def _render_call(
+    template: ChatTemplate,
+    arguments: Mapping[str, Any] | str,  # Any: JSON
+    content: str | None,
+) -> str:
     """Render a conversation that ends with a call. If the template refuses it, the call's result is added, because
     some templates refuse a call without a result."""
     function = {"name": _NAME, "arguments": arguments}
     turn = {
         "role": "assistant",
-        "content": "",
+        "content": content,
         "tool_calls": [{"type": "function", "id": CALL_ID, "function": function}],
     }
     result = {"role": "tool", "name": _NAME, "tool_call_id": CALL_ID, "content": "1"}

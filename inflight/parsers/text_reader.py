@@ -88,7 +88,8 @@ class TextReader:
         """Returns the next `num_chars` characters that are not white space, without consuming anything. There are fewer at the
         end of all text. Behind more white space than is looked at, the last one is " "."""
         while True:
-            found, position = "", self._position
+            found = ""
+            position = self._position
             while len(found) < num_chars:
                 blanks = BLANKS.match(self._text, position, position + _MAX_BLANKS)
                 end = blanks.end() if blanks else position
@@ -199,7 +200,9 @@ def _matches(text: str, position: int, following: Following) -> bool | None:
         if text.startswith(literal, start):
             return after is None or _matches(text, start + len(literal), after)
     rest = _beginning(text, start, following)
-    return None if any(literal.startswith(rest) for literal in following) else False
+    if any(literal.startswith(rest) for literal in following):
+        return None
+    return False
 
 
 def _beginning(text: str, start: int, literals: Iterable[str]) -> str:

@@ -75,7 +75,8 @@ def constrain_tools(
         raise InvalidRequestError(
             f'tool_choice={tool_choice!r} is not allowed: give "none", "auto", "required", or an object that names a function'
         )
-    checked = [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(check_objects(tools, "tools", TOOL) or ())]
+    given = check_objects(tools, "tools", TOOL) or ()
+    checked = [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(given)]
     is_forced = tool_choice not in ("none", "auto")
     has_strict = any(tool.is_strict for tool in checked)
     only_if_forced = markup is not None and (markup.only_forced or (markup.arguments is not None and not has_strict))

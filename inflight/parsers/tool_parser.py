@@ -31,6 +31,7 @@ from inflight.parsers.text_reader import ANYTHING, BLANKS, Steps, TextReader
 _PLAIN_JSON = re.compile(r'[^{}\[\]",]+')
 _IN_STRING = {quote: re.compile(rf"[^{quote}\\]+") for quote in "\"'"}
 _LANGUAGE = re.compile(r"[A-Za-z_]+")
+_NOT_BEHIND_TEXT = "_:\"'{"  # what stands here belongs into the text
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half of a character, which cannot be sent
 _LONGEST_NAME = 256  # characters, with the white space around it
 _MOST_BEFORE_NAME = 160  # characters in which the first key of a damaged call is, and without a marker also its name
@@ -190,7 +191,8 @@ class ToolParser:
             MalformedCallError: the text is not a call; or the call has started, and after its arguments comes something that
                 cannot follow.
         """
-        num_held, num_calls = self._writer.num_held, self._writer.num_started
+        num_held = self._writer.num_held
+        num_calls = self._writer.num_started
         try:
             yield from self._object(is_unmarked=is_unmarked)
         except MalformedCallError:
@@ -236,8 +238,10 @@ class ToolParser:
     def _mended_call(self, text: str, *, is_unmarked: bool) -> tuple[str, str, int] | None:
         """The name and the arguments of the call that a damaged object means, and where it ends; None if it means none."""
         reading = find_reading(text, _call_tail, self._budget)
-        call = json.loads(reading.value) if reading is not None else {}
-        name, keys = call.get("name"), call.keys() - {"name", *_IGNORED_KEYS}
+        found = json.loads(reading.value) if reading is not None else {}
+        call = {key.strip(): value for key, value in found.items()}
+        name = call.get("name")
+        keys = call.keys() - {"name", *_IGNORED_KEYS}
         if reading is None or not isinstance(name, str) or len(keys) != 1 or not keys <= {"arguments", "parameters"}:
             return None
         arguments = call[keys.pop()]
@@ -260,12 +264,14 @@ class ToolParser:
             MalformedCallError: the text is not a call; or the call has started, and after its arguments comes something that
                 cannot follow.
         """
-        name, has_other, is_started = "", False, False
+        name = ""
+        has_other = False
+        is_started = False
         arguments: str | None = None
         separator = yield from self._expect("{")
         while separator != "}":
             yield from self._hold_comments()
-            key = yield from self._string()
+            key = (yield from self._string()).strip()
             key = self.keys.get(key, key)
             yield from self._hold_blanks()
             yield from self._expect(":")
@@ -324,16 +330,26 @@ class ToolParser:
         if char == "{":
             return repaired((yield from self._hold_value()), self._budget)
         if char == '"':
+            num_held = self._writer.num_held
             text = _SURROGATE.sub(_escape, (yield from self._string()).strip()) or "{}"
         else:
             yield from self._expect(*NULLS)
             text = "{}"
         if text[0] != "{":
             raise MalformedCallError
+        if char == '"' and not (yield from self._ends_text()):  # the quote is superfluous, and the object follows it
+            self._reader.put_back(self._writer.take_held(num_held)[1:])
+            self._writer.hold(char)
+            return (yield from self._arguments(name, num_braces=num_braces))
         if name:
             self._writer.start_call(name)
             self._writer.arguments(repaired(text, self._budget))
         return repaired(text, self._budget)
+
+    def _ends_text(self) -> Steps[bool]:
+        """Whether what comes next may stand behind arguments that are the text of an object."""
+        char = yield from self._reader.next_visible()
+        return not char or not (char.isalnum() or char in _NOT_BEHIND_TEXT)
 
     def _schema_of(self, tool: str) -> ArgumentSchema:
         if tool not in self._schemas:
@@ -355,7 +371,7 @@ class ToolParser:
             if keys and (not arguments or "name" in keys or keys & arguments):
                 return 2  # perhaps they belong to the arguments
             behind = rest[found[1] - len('{"arguments": 0 ') :].strip()
-            return _call_tail(behind)
+            return _call_tail(behind) or (-1 if keys else 0)
 
         return tail
 

@@ -119,7 +119,9 @@ class ChildProcess:
     @property
     def is_alive(self) -> bool:
         """Whether the process runs. Uses the pidfd, because `Popen.poll` returns None while another thread polls."""
-        return self._popen.returncode is None and not wait([self.pidfd], 0)
+        if self._popen.returncode is not None:
+            return False
+        return not wait([self.pidfd], 0)
 
     @property
     def exit_code(self) -> int | None:
@@ -227,7 +229,11 @@ def child_environment(
     API keys, and without the variables with which OpenMP places threads. `keeps_secrets`: as in `ChildProcess`."""
     path = os.pathsep.join(entry or working_folder() for entry in import_path)
     result = {**without_placement(environment), "PYTHONPATH": path}
-    for name in (*envs.API_KEY_VARIABLES, *(() if keeps_secrets else ("INFLIGHT_CLUSTER_TOKEN",))):
+    for name in (
+        *envs.API_KEY_VARIABLES,
+        envs.ADMIN_KEY_VARIABLE,
+        *(() if keeps_secrets else ("INFLIGHT_CLUSTER_TOKEN",)),
+    ):
         result.pop(name, None)
     level = logging.getLogger("inflight").level
     if level != logging.NOTSET:  # `-v`, or the program that uses Inflight, has set it

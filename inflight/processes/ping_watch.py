@@ -37,7 +37,8 @@ class PingWatch:
     """
 
     def __init__(self, ask: Callable[[int], None], hangs: Callable[[int, str], None]) -> None:
-        self._ask, self._hangs = ask, hangs
+        self._ask = ask
+        self._hangs = hangs
         self._num_silent: Counter[int] = Counter()  # rank -> pings since its last message
         self._num_frozen: Counter[int] = Counter()  # rank -> at how many looks in a row none of its threads could run
 
@@ -58,7 +59,9 @@ class PingWatch:
         """Returns why the rank is lost, or "" if it is not."""
         num_silent = self._num_silent[rank]
         if process is None:
-            return "the link to its machine may be cut" if num_silent >= REMOTE_TICKS else ""
+            if num_silent >= REMOTE_TICKS:
+                return "the link to its machine may be cut"
+            return ""
         if process.stays_stopped():
             return process.state
         if num_silent < ANSWER_TICKS:

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inflight.config.fault_tolerance import FaultToleranceConfig
@@ -22,8 +23,12 @@ class RecoveryLimits:
     config: FaultToleranceConfig
     times: deque[float] = field(default_factory=deque)
 
-    def note(self) -> None:
+    def record(self) -> None:
         self.times.append(time.monotonic())
+
+    def add_earlier(self, times: Sequence[float]) -> None:
+        """Count recoveries in an earlier process, too. So a request that ends ranks and engine cores in turn is limited."""
+        self.times.extendleft(reversed(times))
 
     def problem(self) -> str:
         """Returns why no further recovery is allowed, or "" if it is allowed."""

@@ -6,6 +6,8 @@ does not delay the others. If a stream ends, its peer is gone. On TCP the kernel
 stream if the link is broken. Nothing polls.
 """
 
+import asyncio
+import contextlib
 import logging
 import socket
 import struct
@@ -71,14 +73,14 @@ class IoStream:
 
     def __init__(
         self,
-        io: IoThread,
+        loop: asyncio.AbstractEventLoop,
         connected_socket: socket.socket,
         *,
         allowed: Sequence[type] = MESSAGE_TYPES,
         max_frame_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
         self.allowed = allowed
-        self._io = io
+        self._loop = loop
         self._socket = connected_socket
         self._socket.setblocking(False)
         self._reader = FrameReader(max_frame_bytes=max_frame_bytes)
@@ -86,7 +88,7 @@ class IoStream:
         self._outgoing: deque[Buffer] = deque()
         self._lock = threading.Lock()  # for `_outgoing`, and for the socket while it is written or closed
         self._is_open = True
-        io.loop.add_reader(self._socket, self._read)
+        loop.add_reader(self._socket, self._read)
 
     def allow_frames_of(self, num_bytes: int) -> None:
         self._reader.max_frame_bytes = num_bytes
@@ -107,7 +109,8 @@ class IoStream:
             if was_idle:
                 self._write()
                 if self._outgoing:
-                    self._io.call_soon(self._write_later)
+                    with contextlib.suppress(RuntimeError):  # the loop is closed
+                        self._loop.call_soon_threadsafe(self._write_later)
 
     def _write(self) -> None:
         """Call sendmsg once. The caller must hold the lock."""
@@ -123,13 +126,13 @@ class IoStream:
     def _write_later(self) -> None:
         """In the I/O thread, write whenever the socket accepts bytes, until all bytes are sent."""
         if self._is_open:
-            self._io.loop.add_writer(self._socket, self._on_writable)
+            self._loop.add_writer(self._socket, self._on_writable)
 
     def _on_writable(self) -> None:
         with self._lock:
             self._write()
             if not self._outgoing:
-                self._io.loop.remove_writer(self._socket)
+                self._loop.remove_writer(self._socket)
 
     # -- in, in the I/O thread -----------------------------------------------------------------------------------
 
@@ -186,9 +189,9 @@ class IoStream:
                 return
             self._is_open = False
             self._outgoing.clear()
-        if not self._io.loop.is_closed():
-            self._io.loop.remove_reader(self._socket)
-            self._io.loop.remove_writer(self._socket)
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
         self._socket.close()
 
 
@@ -197,7 +200,7 @@ def with_stream(io: IoThread, start: Callable[[int], P]) -> tuple[P, IoStream]:
     thread."""
     with socket_pair() as (ours, theirs):
         process = start(theirs.fileno())
-    return process, IoStream(io, ours)
+    return process, IoStream(io.loop, ours)
 
 
 class BlockingStream:

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from inflight.sample.draw import draw_random
+from inflight.sample.draw import argmax_rows, draw_random
 from inflight.sample.noise import log_exponential, noise_words
-from inflight.sample.reductions import argmax_rows, row_chunks, softmax_mass, top_window
+from inflight.sample.reductions import row_chunks, softmax_mass, top_window
 from inflight.sample.rows import RestrictedRows
 
 
@@ -93,7 +93,8 @@ def survivors(values: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
         decided: bool [n], whether the window was wide enough.
     """
     width = values.shape[1]
-    top, last = values[:, :1], values[:, -1:]
+    top = values[:, :1]
+    last = values[:, -1:]
     kth = values.gather(1, limits.top_k.clamp(max=width) - 1)
     kth = torch.where(limits.top_k <= width, kth, -torch.inf)
     floor = torch.maximum(kth, top + limits.log_min_p)

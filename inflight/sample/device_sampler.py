@@ -61,7 +61,8 @@ class DeviceSampler:
         if not features & (RANDOM | RESTRICTED):
             return words
         row = parameters_of(sampling, vocab_size)
-        words[kernels.MODE.value] = (kernels.RESTRICTED if features & RESTRICTED else kernels.RANDOM).value
+        restricted = bool(features & RESTRICTED)
+        words[kernels.MODE.value] = (kernels.RESTRICTED if restricted else kernels.RANDOM).value
         for column, value in (
             (kernels.TEMPERATURE, row["temperature"]),
             (kernels.SEED, seed_words(row["seed"])),

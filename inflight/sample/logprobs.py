@@ -46,5 +46,6 @@ def gather_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> LogprobsTensor
     values, ids = own, given
     if k > 0:
         top_values, top_ids = top_tokens(logits, min(k, logits.shape[1]))
-        values, ids = torch.cat([own, top_values], dim=1), torch.cat([given, top_ids], dim=1)
+        values = torch.cat([own, top_values], dim=1)
+        ids = torch.cat([given, top_ids], dim=1)
     return LogprobsTensors(token_ids=ids.to(torch.int32), logprobs=values - normaliser, ranks=ranks)

@@ -12,8 +12,6 @@ batch, on the vocabulary's size or on which tokens top-k has removed. The code f
 Tokens with a small E win. So a small E is computed with the full relative precision of a float32, down to 2**-32.
 """
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,8 +19,6 @@ from torch import Tensor
 _MULTIPLIER = 0x7FEB352D  # from Wellons' hash "lowbias32", which was found by a search for the least bias
 _LOW_31 = 0x7FFFFFFF
 _SMALLEST = 2.0**-32  # used for a hash of 0
-_LOG_PER_BIT = math.log(2.0) * 2.0**-23
-_LOG_OF_UNIT = math.log(2.0) * (127 + 31)
 _LARGEST = 1.0 - 2.0**-24  # the largest float32 below 1: E <= 16.7
 
 
@@ -50,16 +46,3 @@ def noise_words(hashes: Tensor, keys: Tensor, out: Tensor | None = None) -> Tens
 def log_exponential(words: Tensor) -> Tensor:
     """log E of each word of `noise_words`, float32. It is subtracted from the token's logit."""
     return words.to(torch.float32).mul_(-(2.0**-31)).clamp_(-_LARGEST, -_SMALLEST).log1p_().neg_().log_()
-
-
-def bound_from_below(words: Tensor, out: Tensor) -> Tensor:
-    """Write a lower bound of `log_exponential(words)`, float32, to `out`, in a quarter of the time of `log_exponential`.
-
-    The bound is an approximate logarithm of u, because E = -log(1 - u) is at least u. If the bits of a float are read as an
-    integer, they give its logarithm, interpolated linearly between powers of two (Mitchell 1962). The interpolation is never
-    above the logarithm, and at most 0.087 * log(2) below it. Rounding can lift the bound above the exact value by less than
-    1e-4.
-    """
-    out.copy_(words)
-    out.copy_(out.view(torch.int32))
-    return out.mul_(_LOG_PER_BIT).sub_(_LOG_OF_UNIT)

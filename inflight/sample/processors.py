@@ -120,7 +120,8 @@ class LogitsProcessors:
             if len(having):
                 spans[name] = starts[having], positions[having]
                 arrays |= {f"{name}_rows": having, f"{name}_slots": rows.slots[having].astype(np.int64)}
-                arrays |= {f"{name}_starts": spans[name][0][:, None], f"{name}_stops": spans[name][1][:, None]}
+                starts, stops = spans[name]
+                arrays |= {f"{name}_starts": starts[:, None], f"{name}_stops": stops[:, None]}
                 arrays |= {key: np.ascontiguousarray(rows.parameters[key][having])[:, None] for key in parameters}
         having = rows.having(LOGPROBS)
         if len(having):
@@ -148,7 +149,8 @@ class LogitsProcessors:
         if "masks" in tensors:
             apply_token_masks(logits, tensors["mask_rows"], tensors["masks"])
         if "bias_entries" in tensors:
-            flat, entries = logits.view(-1), tensors["bias_entries"]
+            flat = logits.view(-1)
+            entries = tensors["bias_entries"]
             flat.scatter_(0, entries, flat[entries] + tensors["bias_values"])
         if "word_entries" in tensors:
             tail = history[tensors["word_slots"][:, None], tensors["word_places"].clamp(min=0)]
@@ -177,11 +179,13 @@ class LogitsProcessors:
         If a token occurs several times, its logit is written several times with the same value. So tokens that do not count
         (those at and after the position of the draw) can be replaced by the first token of the row.
         """
-        flat, vocab_size = logits.view(-1), logits.shape[1]
+        flat = logits.view(-1)
+        vocab_size = logits.shape[1]
         for part, tokens, here in self._parts("repetition", history):
             tokens = torch.where(here, tokens, tokens[:, :1])
             entries = self.tensors["repetition_rows"][part, None] * vocab_size + tokens
-            before, penalty = flat[entries], self.tensors["repetition"][part]
+            before = flat[entries]
+            penalty = self.tensors["repetition"][part]
             penalised = torch.where(before > 0, before / penalty, before * penalty)
             flat.scatter_(0, entries.view(-1), penalised.view(-1))
 
@@ -191,7 +195,8 @@ class LogitsProcessors:
         If a token occurs several times, its logit is written several times with the same value. So tokens that do not count can
         be replaced by token 0. The logit of token 0 gets its own penalty, which is 0 if token 0 does not occur.
         """
-        flat, vocab_size = logits.view(-1), logits.shape[1]
+        flat = logits.view(-1)
+        vocab_size = logits.shape[1]
         for part, tokens, here in self._parts("output", history):
             ordered = torch.where(here, tokens, vocab_size).sort(dim=1).values
             tokens = torch.where(ordered < vocab_size, ordered, 0)
@@ -211,10 +216,13 @@ class LogitsProcessors:
             widths = np.maximum.accumulate(stops[first:]) - np.minimum.accumulate(starts[first:])
             sizes = widths * np.arange(1, len(widths) + 1)
             end = first + max(1, int(np.searchsorted(sizes, CHUNK_ELEMENTS[history.device.type], side="right")))
-            part, start, stop = slice(first, end), int(starts[first:end].min()), int(stops[first:end].max())
+            part = slice(first, end)
+            start = int(starts[first:end].min())
+            stop = int(stops[first:end].max())
             tokens = history[:, start:stop].index_select(0, self.tensors[f"{name}_slots"][part])
             places = torch.arange(start, stop, dtype=torch.int64, device=history.device)
-            here = (places >= self.tensors[f"{name}_starts"][part]) & (places < self.tensors[f"{name}_stops"][part])
+            first_places, end_places = (self.tensors[f"{name}_{each}"][part] for each in ("starts", "stops"))
+            here = (places >= first_places) & (places < end_places)
             yield part, tokens, here
             first = end
 
@@ -224,7 +232,8 @@ def in_one_copy(arrays: Arrays, upload: Callable[[AnyArray], Tensor]) -> Tensors
     starts = np.cumsum([0, *(-(-array.nbytes // 8) for array in arrays.values())])
     words = np.zeros(starts[-1], dtype=np.int64)
     for array, start in zip(arrays.values(), starts[:-1].tolist(), strict=True):
-        words.view(np.uint8)[start * 8 : start * 8 + array.nbytes] = array.reshape(-1).view(np.uint8)
+        first_byte = start * 8
+        words.view(np.uint8)[first_byte : first_byte + array.nbytes] = array.reshape(-1).view(np.uint8)
     uploaded = upload(words)
     tensors = {}
     for (name, array), start in zip(arrays.items(), starts[:-1].tolist(), strict=True):

@@ -184,7 +184,8 @@ class SamplingRows:
         )
 
     def _restricted_rows(self, rows: Int64Array, positions: IntArray) -> RestrictedRows:
-        base, parameters = self._random_rows(rows, positions), self.parameters[rows]
+        base = self._random_rows(rows, positions)
+        parameters = self.parameters[rows]
         top_k = parameters["top_k"]
         # a window of k + 1 tokens shows whether another token has the same logit as the k-th
         enough = np.where(top_k < self.vocab_size, top_k + 1, WINDOW)

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from inflight.sample.candidates import draw_restricted
-from inflight.sample.draw import draw_random
+from inflight.sample.draw import argmax_rows, draw_random
 from inflight.sample.logprobs import LogprobsTensors
 from inflight.sample.noise import token_hashes
 from inflight.sample.processors import LogitsProcessors
-from inflight.sample.reductions import argmax_rows
 from inflight.sample.rows import RandomRows, SamplingMetadata
 
 IMPOSSIBLE_TOKEN = -1

@@ -68,6 +68,7 @@ def draw_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.integer])
         seeds: [n].
         positions: [n], the number of tokens before the token to be drawn.
     """
-    keys = mix64(seed_words(seeds) + positions.astype(np.uint64) * _GOLDEN).view(np.int32).reshape(-1, 2)
+    words = mix64(seed_words(seeds) + positions.astype(np.uint64) * _GOLDEN)
+    keys = words.view(np.int32).reshape(-1, 2)
     keys[:, 1] |= 1
     return keys

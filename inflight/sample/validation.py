@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from inflight.errors import InvalidRequestError
 from inflight.interface.request import ResolvedSampling
-from inflight.sampling_params import SamplingParams
+from inflight.sampling_params import LOGPROBS_PARAMETERS, SamplingParams
 
 
 def check_sampling(sampling: ResolvedSampling, vocab_size: int) -> None:
@@ -44,7 +44,8 @@ def check_num_logprobs(params: SamplingParams, vocab_size: int) -> None:
     Raises:
         InvalidRequestError: more log-probabilities are wanted than the vocabulary has tokens.
     """
-    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+    for name in LOGPROBS_PARAMETERS:
+        count = getattr(params, name)
         if count is not None and count > vocab_size:
             raise InvalidRequestError(
                 f"{name}={count} is more than the vocabulary's {vocab_size} tokens; give at most {vocab_size}"

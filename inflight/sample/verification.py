@@ -39,13 +39,15 @@ def num_emitted(sampled: Tensor, draft_token_ids: Tensor, query_start_loc: Int32
     Returns:
         int64 [n], each in [1, d + 1].
     """
-    starts, num_drafts = query_start_loc[:-1, None].astype(np.int64), np.diff(query_start_loc)[:, None] - 1
+    starts = query_start_loc[:-1, None].astype(np.int64)
+    num_drafts = np.diff(query_start_loc)[:, None] - 1
     num_requests, k = draft_token_ids.shape
     assert len(query_start_loc) == num_requests + 1 and query_start_loc[-1] == len(sampled)
     assert not num_requests or (num_drafts.min() >= 0 and num_drafts.max() <= k), "each request has 1 to k + 1 draws"
     columns = np.arange(k)
     counts = columns < num_drafts  # [n, k]
-    draws = sampled[torch.from_numpy(np.where(counts, starts + columns, 0)).to(sampled.device, non_blocking=True)]
+    rows = torch.from_numpy(np.where(counts, starts + columns, 0)).to(sampled.device, non_blocking=True)
+    draws = sampled[rows]
     equal = (draws == draft_token_ids) & (draws >= 0) & torch.from_numpy(counts).to(sampled.device, non_blocking=True)
     return 1 + equal.cumprod(dim=1).sum(dim=1)
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from inflight.errors import ErrorKind
+from inflight.interface.parts import PartResult
 from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
 from inflight.interface.statistics import StepCounts
-from inflight.interface.step import ModelRunnerOutput, PromptLogprobs, SchedulerOutput
+from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.scheduler.grammars import RequestGrammars
 from inflight.scheduler.request import Request, RequestStatus
 
@@ -151,9 +152,9 @@ def take_back_rejected(
 
 
 def make_output(
-    request: Request, added: AddedTokens, drawn: SampledRow | None = None, piece: PromptLogprobs | None = None
+    request: Request, added: AddedTokens, drawn: SampledRow | None = None, parts: tuple[PartResult, ...] = ()
 ) -> EngineCoreOutput:
-    """Make the output for the front end. `piece` is a part of the prompt's log-probabilities.
+    """Make the output for the front end. `parts`: what the step has found for the request's parts.
 
     A step computes the same number of log-probabilities for all rows: the largest number that any row wants. This function
     cuts off those that this request does not want. So all outputs of a request have the same number of columns.
@@ -168,7 +169,7 @@ def make_output(
         request_id=request.request_id,
         new_token_ids=added.token_ids,
         logprobs=logprobs,
-        prompt_logprobs=None if piece is None else piece.columns,
+        parts=parts,
         finish_reason=added.finish_reason,
         stop_reason=stop_reason,
         num_cached_tokens=max(request.num_cached_tokens, 0),

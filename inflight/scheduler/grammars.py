@@ -7,7 +7,7 @@ time. With several pipeline stages, the step is still on an early stage.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, Queue
@@ -29,10 +29,12 @@ class RequestGrammars:
     Attributes:
         compiling: request id -> the compilation that the request waits for.
         unmasked: the ids of the steps in flight that wait for their masks.
+        slow: the requests whose grammars need much time (`GrammarPace`), by their ids.
     """
 
     def __init__(self, manager: StructuredOutputManager | None) -> None:
         self._manager = manager
+        self.slow: Mapping[str, object] = {} if manager is None else manager.pace.slow
         # Any: only the manager uses the futures' results
         self.compiling: dict[str, Future[Any]] = {}
         # compilation -> the requests that wait for it; some of them may have been dropped
@@ -49,9 +51,12 @@ class RequestGrammars:
         """Begin to compile the request's grammar. Returns "", or why that is not possible now."""
         params = request.sampling.params.structured_outputs
         request.defers_grammar = False
-        frame, emitted = request.sampling.answer_frame, request.core.emitted_token_ids
+        frame = request.sampling.answer_frame
+        core = request.core
         try:
-            future = self.manager.submit(request.request_id, params, frame=frame, emitted_token_ids=emitted)
+            future = self.manager.submit(
+                core.request_id, params, frame=frame, emitted_token_ids=core.emitted_token_ids, client=core.client
+            )
         except OverloadedError as error:
             return str(error)
         self.compiling[request.request_id] = future
@@ -65,7 +70,8 @@ class RequestGrammars:
     def wait(self, seconds: float | None, *, for_all: bool) -> None:
         """Wait until the next grammar is compiled, or with `for_all` until all grammars are compiled, but at most `seconds`.
         Then `take_compiled` returns them. Returns at once if no grammar is being compiled."""
-        missing, ended = set(self.compiling.values()), list[Future[Any]]()
+        missing = set(self.compiling.values())
+        ended = list[Future[Any]]()
         end = None if seconds is None else time.monotonic() + seconds
         # not the futures are waited for, but their places in the queue: a future is done before its callback has run
         with suppress(Empty):
@@ -89,6 +95,10 @@ class RequestGrammars:
                     del self.compiling[request_id]
                     done.append((request_id, self.manager.failure(request_id)))
         return done
+
+    def late(self, running: list[Request]) -> Collection[str]:
+        """The ids of the running requests that the next plan leaves out, because their grammars need much time."""
+        return self.manager.pace.late({request.request_id for request in running})
 
     def is_compiling(self, request: Request) -> bool:
         return request.request_id in self.compiling

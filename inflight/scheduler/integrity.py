@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from inflight.scheduler.grammars import RequestGrammars
-from inflight.scheduler.no_transfers import NoTransfers
 from inflight.scheduler.prompt_sharing import PromptSharing
 from inflight.scheduler.request import NO_SLOT, Request, RequestStatus
 from inflight.scheduler.request_queue import RequestQueue
+from inflight.scheduler.transfers import Transfers
 
 
 def describe_requests(live: Iterable[Request]) -> str:
@@ -23,7 +23,7 @@ def check_requests(
     free_slots: Sequence[int],
     grammars: RequestGrammars,
     sharing: PromptSharing,
-    transfers: NoTransfers,
+    transfers: Transfers,
 ) -> None:
     """For tests.
 
@@ -44,7 +44,8 @@ def check_requests(
         assert request.num_in_flight == rows[request.order]
         assert request.num_in_flight or request.num_planned_tokens == request.num_tokens
         assert (request.slot == NO_SLOT) == (request.status is not RequestStatus.RUNNING)
-        is_held, is_compiling = waiting.is_held(request), grammars.is_compiling(request)
+        is_held = waiting.is_held(request)
+        is_compiling = grammars.is_compiling(request)
         assert is_held or not is_compiling
         has_event = is_compiling or request.defers_grammar or sharing.leader_to_wait_for(request) is not None
         has_event = has_event or transfers.awaits(request)

@@ -19,30 +19,30 @@ blocks of a chunk are saved at once, and a fetch says in which chunk a block is.
 """
 
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter, deque
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, Queue
 from typing import Any
 
-from inflight.config.kv_transfer import KVTransferConfig
 from inflight.errors import ConfigError, EngineError, ErrorKind
 from inflight.interface.statistics import TransferCounts
 from inflight.kv_cache.arc_pool import ArcPool
 from inflight.kv_cache.block_pool import BlockKey, BlockPool
-from inflight.kv_cache.manager import KVCacheManager, RequestBlocks
-from inflight.scheduler.no_transfers import NoTransfers
+from inflight.kv_cache.kept_blocks import KeptBlocks
+from inflight.kv_cache.manager import KVCacheManager
+from inflight.kv_cache.request_blocks import RequestBlocks
+from inflight.scheduler.kv_fetches import KVFetches, smooth
+from inflight.scheduler.kv_touches import KVTouches
 from inflight.scheduler.request import Request
+from inflight.scheduler.transfers import TransferListener, Transfers, TransferSetup
 
-# how many blocks of a sequence a fetch asks for: first 2, then twice as many each time, rounded up to whole chunks
-FIRST_FETCH, LAST_FETCH = 2, 64
 POOL_SHARE = 4  # all saves together hold at most 1/4 of the arena's blocks, and so do all loads, if more than one runs
 # How long a request waits for the tiers: at least and at most these shares of the time that computing the blocks takes.
 MIN_WAIT_SHARE, MAX_WAIT_SHARE = 0.2, 1.0
 UNKNOWN_WAIT_SECONDS = 2.0  # for tiers, while the speed of computing is unknown; for the slab, if computing takes less
 PROBE_SECONDS = 10.0  # after so long, tiers that are slower than computing are tried again; no request waits for that
-SMOOTHING = 0.3  # weight of the newest measurement
 
 # Any: what a call of all ranks returned, one value for each rank
 Transfer = Generator[Future[Any], list[Any], None]
@@ -58,34 +58,18 @@ class _Wait:
     fetch_seconds: float
 
 
-class KVTransfers(NoTransfers):
+class KVTransfers(Transfers):
     """
-    Args:
-        num_slots: the size of the slab in blocks.
-        block_bytes: the bytes of one block, all ranks together.
-        call: calls `kv_transfer` of all ranks with these arguments, while steps go on.
-        on_brought: called with a request that need not wait any more.
-        fail: ends a request whose blocks could not be loaded, if the configuration says so. Called with its id, a reason and
-            the kind of error.
-
     Raises:
         ConfigError: there is too little memory for `blocks_per_chunk`.
     """
 
-    def __init__(
-        self,
-        kv_cache: KVCacheManager,
-        config: KVTransferConfig,
-        num_slots: int,
-        block_bytes: int,
-        call: Callable[[tuple[Any, ...]], Future[Any]],
-        on_brought: Callable[[Request], None],
-        fail: Callable[[str, str, ErrorKind], None],
-    ) -> None:
-        self._kv_cache, self._config, self._call = kv_cache, config, call
-        self._on_brought, self._fail = on_brought, fail
-        self._pool, self._slab = kv_cache.pool, (ArcPool if config.uses_arc else BlockPool)(num_slots)
-        self._block_bytes = block_bytes
+    def __init__(self, kv_cache: KVCacheManager, setup: TransferSetup, listener: TransferListener) -> None:
+        config, num_slots = setup.config, setup.num_slots
+        self._kv_cache, self._config, self._calls = kv_cache, config, setup.calls
+        self._listener, self._on_news = listener, setup.on_news
+        self._pool, self.slab = kv_cache.pool, (ArcPool if config.uses_arc else BlockPool)(num_slots)
+        self._block_bytes = setup.block_bytes
         self._share = self._pool.num_blocks // POOL_SHARE
         self._per_chunk = config.blocks_per_chunk
         # a fetch takes a chunk of each group from half of the free slots; slot 0 is the dummy
@@ -95,21 +79,37 @@ class KVTransfers(NoTransfers):
                 f"blocks_per_chunk={self._per_chunk} needs {min_blocks} blocks of the KV cache and {min_slots} of host memory; "
                 f"they have {self._pool.num_blocks} and {num_slots}; lower it, or give these more memory"
             )
+        self.held_blocks = Counter[int]()
+        self._waits: dict[str, _Wait] = {}  # by request id
+        self._num_running = 0
         self._ended: Queue[tuple[Transfer, Future[Any], float]] = Queue()  # with the time of the end
         # each element: the key of a block, or the keys of all blocks of a chunk
         self._unsaved: deque[list[BlockKey]] = deque()
-        self._saving, self._fetching, self._loading = set[BlockKey](), set[BlockKey](), set[BlockKey]()
-        super().__init__()
+        self._saving, self._loading = set[BlockKey](), set[BlockKey]()
         self._waiters: list[Future[Any]] = []
-        self._num_saves = self._num_resets = self._num_saving = 0  # the last one counts blocks
+        self._num_saves = self.num_resets = self._num_saving = 0  # the last one counts blocks
         self._generation = b""  # the beginning of all keys in the tiers; `forget_tiers` changes it
-        # seconds to compute a token and to fetch a block (0: unknown); the time at which a slow tier is tried again
-        self._token_seconds = self._block_seconds = self._next_probe = 0.0
-        self._ended_at = 0.0  # when the call ended for which a transfer was waiting
-        self._counts = TransferCounts()
+        # seconds to compute a token (0: unknown); the time at which a slow tier is tried again
+        self._token_seconds = self._next_probe = 0.0
+        self.ended_at = 0.0  # when the call ended for which a transfer was waiting
+        self.counts = TransferCounts()
+        self._kept = KeptBlocks(kv_cache)
+        self._touches = KVTouches(config, self._pool, setup.calls, self, self._save_again)
+        self._fetches = KVFetches(self._kept, setup.calls, self, self._per_chunk)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._waits)
+
+    @property
+    def is_running(self) -> bool:
+        return self._num_running > 0
+
+    def awaits(self, request: Request) -> bool:
+        return request.request_id in self._waits
 
     def take_counts(self) -> TransferCounts:
-        counts, self._counts = self._counts, TransferCounts()
+        counts, self.counts = self.counts, TransferCounts()
         return counts
 
     # -- the transfers' life -------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class KVTransfers(NoTransfers):
 
     def _advance(self, transfer: Transfer, ended: Future[Any] | None, ended_at: float) -> None:
         """Run the transfer until it waits for the next call. A step may have run since `ended_at`, for seconds."""
-        self._ended_at = ended_at
+        self.ended_at = ended_at
         try:
             if ended is None:
                 future = next(transfer)
@@ -135,7 +135,7 @@ class KVTransfers(NoTransfers):
 
     def _note_call_end(self, transfer: Transfer, done: Future[Any]) -> None:
         self._ended.put((transfer, done, time.monotonic()))
-        self.on_news()
+        self._on_news()
 
     def settle(self) -> None:
         while self._ended.queue:  # without its lock: this is asked in each plan
@@ -143,7 +143,7 @@ class KVTransfers(NoTransfers):
         if self._waits:
             now = time.monotonic()
             for wait in [wait for wait in self._waits.values() if now >= wait.deadline]:
-                self._counts.num_late += 1
+                self.counts.num_late += 1
                 self._let_go(wait.request)
 
     def wait(self, seconds: float) -> None:
@@ -156,25 +156,33 @@ class KVTransfers(NoTransfers):
         self._waits.pop(request.request_id, None)
 
     def reset(self, *, with_slab: bool) -> None:
-        self._num_resets += 1
+        self.num_resets += 1
         self._unsaved.clear()
         if with_slab:
-            self._slab.forget_all()
+            self.slab.forget_all()
 
     def forget_tiers(self) -> None:
-        self._num_resets += 1
+        self.num_resets += 1
         self._generation = time.time_ns().to_bytes(8, "little")
 
     def _let_go(self, request: Request) -> None:
         if self._waits.pop(request.request_id, None) is not None:
-            self._on_brought(request)
+            self._listener.note_brought(request)
 
-    def _find_near(self, key: BlockKey) -> int | None:
+    def find_near(self, key: BlockKey) -> int | None:
         """Returns None if neither arena nor slab has the block. Otherwise the number has no meaning."""
         block_id = self._pool.lookup(key)
-        return self._slab.lookup(key) if block_id is None else block_id
+        return self.slab.lookup(key) if block_id is None else block_id
 
-    def _wire_keys(self, keys: Sequence[BlockKey]) -> list[bytes]:
+    def note_fetched(self, keys: Sequence[BlockKey]) -> None:
+        self._touches.note_fetched(keys)
+
+    def _tell_use(self, blocks: RequestBlocks, num_blocks: int) -> None:
+        """A request goes on after so many blocks, which are near."""
+        if due := self._touches.due(self._kept.objects(blocks, num_blocks, self._per_chunk)):
+            self._start(self._touches.tell(due))
+
+    def wire_keys(self, keys: Sequence[BlockKey]) -> list[bytes]:
         return [self._generation + name + group.to_bytes(2, "little") for name, group in keys]
 
     # -- in ------------------------------------------------------------------------------------------------------------
@@ -186,20 +194,22 @@ class KVTransfers(NoTransfers):
         limit = self._kv_cache.name_blocks(blocks, request.token_ids[: last + 1])
         local = self._kv_cache.longest_hit(blocks, limit, self._pool.lookup)
         limit = max(local, _first_blocks(limit, request.sampling.params.max_load_tokens, size))
-        near = self._kv_cache.longest_hit(blocks, limit, self._find_near)
-        needed = self._kv_cache.needed_keys(blocks, near)
+        near = self._kv_cache.longest_hit(blocks, limit, self.find_near)
+        needed = self._kept.needed_keys(blocks, near)
         # The slab evicts its copies of these blocks later. A request that comes back after a preemption is no new use.
-        self._slab.refresh([slot for key in needed if is_new and (slot := self._slab.lookup(key)) is not None])
+        self.slab.refresh([slot for key in needed if is_new and (slot := self.slab.lookup(key)) is not None])
+        if is_new:
+            self._tell_use(blocks, near)
         missing = [key for key in needed if self._pool.lookup(key) is None]
         if missing and not self._loading and not self._has_room(needed, len(missing)):
             return False  # running requests hold the blocks: this one is not admitted now, and comes here again
         blocks.were_sought = True
-        self._counts.num_queried_tokens += (limit - local) * size
+        self.counts.num_queried_tokens += (limit - local) * size
         is_far, now = bool(self._config.tiers) and near < limit, time.monotonic()
         seconds = self._seconds_to_wait((limit - near) * size) if is_far else 0.0
         if is_far and not seconds and now >= self._next_probe:
             self._next_probe = now + PROBE_SECONDS
-            self._start(self._fetch(request, limit, near))  # while the request computes
+            self._start(self._fetches.fetch(request.blocks, limit, near))  # while the request computes
         if not (missing or seconds):
             return False
         # a load from the slab is fast, but may have to wait for other copies
@@ -210,16 +220,19 @@ class KVTransfers(NoTransfers):
 
     def _seconds_to_wait(self, num_tokens: int) -> float:
         """How long a request waits for tokens from the tiers. 0: it does not wait, because computing them is faster."""
-        compute, fetch = num_tokens * self._token_seconds, num_tokens / self._kv_cache.block_size * self._block_seconds
+        compute = num_tokens * self._token_seconds
+        fetch = num_tokens / self._kv_cache.block_size * self._fetches.block_seconds
         if not compute:
             return UNKNOWN_WAIT_SECONDS
-        return max(MIN_WAIT_SHARE * compute, min(1.5 * fetch, MAX_WAIT_SHARE * compute)) if fetch < compute else 0.0
+        if fetch < compute:
+            return max(MIN_WAIT_SHARE * compute, min(1.5 * fetch, MAX_WAIT_SHARE * compute))
+        return 0.0
 
     def end_step(self, num_tokens: int, num_rows: int, seconds: float) -> None:
         if self._unsaved:
             self._save_committed()
         if num_tokens >= 8 * num_rows and seconds > 0:  # most of the step's tokens are of prompts
-            self._token_seconds = _smooth(self._token_seconds, seconds / num_tokens)
+            self._token_seconds = smooth(self._token_seconds, seconds / num_tokens)
 
     def _bring(self, request: Request, limit: int, first: int, local: int) -> Transfer:
         """Load what the slab has, fetch blocks [first, limit), and load these. The arena already has the first `local` blocks
@@ -229,65 +242,18 @@ class KVTransfers(NoTransfers):
             yield from self._load(request, limit, local)
             if first < limit:
                 wait.deadline = time.monotonic() + wait.fetch_seconds
-                yield from self._fetch(request, limit, first)
+                yield from self._fetches.fetch(request.blocks, limit, first)
+                self._tell_use(request.blocks, self._kv_cache.longest_hit(request.blocks, limit, self.find_near))
                 yield from self._load(request, limit, first)
         finally:
             if self._waits.get(request.request_id) is wait:  # after a preemption it may wait for another
                 self._let_go(request)
 
-    def _fetch(self, request: Request, limit: int, first: int) -> Transfer:
-        blocks, size, keys_at = request.blocks, FIRST_FETCH, self._kv_cache.keys_at
-        while first < limit:
-            end = first + size
-            indices = range(first, min(end + -end % self._per_chunk, limit))  # no chunk is read in two parts
-            wanted = [(*each, i) for i in indices for each in keys_at(blocks, i) if self._find_near(each[0]) is None]
-            if not self._fetching.isdisjoint(key for key, *_ in wanted):
-                yield self._end_of_another()  # which fetches them for a request with the same prefix
-                continue
-            first, size = indices.stop, min(2 * size, LAST_FETCH)
-            if not wanted:
-                continue
-            if len(wanted) > self._slab.num_free_blocks // 2:
-                return
-            slots, start, num_resets = self._slab.allocate(len(wanted)), time.monotonic(), self._num_resets
-            keys, ends, at = (list(part) for part in zip(*wanted, strict=True))
-            chunks = [self._chunk_of(blocks, *each) for each in wanted] if self._per_chunk > 1 else []
-            self._fetching.update(keys)
-            try:
-                answers = yield self._call(("fetch", self._wire_keys(keys), slots, ends, chunks))
-                found = [all(has) for has in zip(*(answer[0] for answer in answers), strict=True)]
-                self._counts.add_tiers(answer[1] for answer in answers)
-                if num_resets != self._num_resets:
-                    return
-                for key, slot, has in zip(keys, slots, found, strict=True):
-                    if has:
-                        self._slab.register(slot, key)
-            finally:
-                self._slab.free(reversed(slots))
-                self._fetching.difference_update(keys)
-                self._wake_others()
-            if missing := [i for i, is_end, has in zip(at, ends, found, strict=True) if is_end and not has]:
-                # of recurrent layers, fetch the state after the last block that is there: it may be the end of an answer
-                limit = blocks.num_before_last_state = missing[0]
-                first = max(0, limit - 1)
-            self._counts.num_fetched_blocks += sum(found)
-            if any(found) and len(set(at)) > 1:  # several blocks are fetched at a time: one alone would seem slow
-                self._block_seconds = _smooth(self._block_seconds, (self._ended_at - start) / len(set(at)))
-
-    def _chunk_of(self, blocks: RequestBlocks, key: BlockKey, is_whole: bool, index: int) -> tuple[bytes, int]:
-        """Returns the key of the last block of this block's chunk, and the number of the block in the chunk; b"" and 0 if the
-        group has no chunks, or if the key is not known. `is_whole`: all later tokens need the block."""
-        number = index % self._per_chunk
-        last = index - number + self._per_chunk - 1
-        if not is_whole or last >= len(blocks.hashes):
-            return b"", 0
-        return self._wire_keys([(blocks.hashes[last], key[1])])[0], number
-
     def _load(self, request: Request, limit: int, local: int) -> Transfer:
         blocks, lookup = request.blocks, self._pool.lookup
         while True:
-            num_hit = self._kv_cache.longest_hit(blocks, limit, self._find_near)
-            needed = self._kv_cache.needed_keys(blocks, num_hit)
+            num_hit = self._kv_cache.longest_hit(blocks, limit, self.find_near)
+            needed = self._kept.needed_keys(blocks, num_hit)
             keys = [key for key in needed if lookup(key) is None]
             if not keys or not self.awaits(request):
                 return
@@ -295,39 +261,40 @@ class KVTransfers(NoTransfers):
                 break
             if not self._loading:
                 return
-            yield self._end_of_another()
+            yield self.end_of_another()
         kept = [block_id for key in needed if (block_id := lookup(key)) is not None]
-        slots = [slot for key in keys if (slot := self._slab.lookup(key)) is not None]
-        self._slab.touch(slots)
+        slots = [slot for key in keys if (slot := self.slab.lookup(key)) is not None]
+        self.slab.touch(slots)
         self._pool.touch(kept)
-        new, start, num_resets = self._pool.allocate(len(keys)), time.monotonic(), self._num_resets
+        new, start, num_resets = self._pool.allocate(len(keys)), time.monotonic(), self.num_resets
         self._loading.update(keys)
         self.held_blocks.update(kept + new)
         try:
-            if not all((yield self._call(("load", slots, new)))):
-                self._counts.num_failed += 1
+            if not all((yield self._calls.load(slots, new))):
+                self.counts.num_failed += 1
                 if self._config.fails_if_not_loaded and self.awaits(request):
                     reason = "its saved KV blocks could not be loaded (kv_load_failure_policy='fail'); send it again"
-                    self._fail(request.request_id, reason, ErrorKind.ENGINE)
-            elif num_resets == self._num_resets:
+                    self._listener.fail(request.request_id, reason, ErrorKind.ENGINE)
+            elif num_resets == self.num_resets:
                 for key, block_id in zip(keys, new, strict=True):
                     self._pool.register(block_id, key)
-                self._counts.num_hit_tokens += max(0, num_hit - local) * self._kv_cache.block_size
-                self._counts.num_loaded_blocks += len(new)
-                self._counts.load_bytes += len(new) * self._block_bytes
-                self._counts.load_seconds += self._ended_at - start
+                self._kv_cache.note_loaded(blocks, num_hit, request.token_ids)
+                self.counts.num_hit_tokens += max(0, num_hit - local) * self._kv_cache.block_size
+                self.counts.num_loaded_blocks += len(new)
+                self.counts.load_bytes += len(new) * self._block_bytes
+                self.counts.load_seconds += self.ended_at - start
         finally:
             self._loading.difference_update(keys)
             self._free_blocks(kept + new)
-            self._slab.free(reversed(slots))
-            self._wake_others()
+            self.slab.free(reversed(slots))
+            self.wake_others()
 
-    def _end_of_another(self) -> Future[Any]:
+    def end_of_another(self) -> Future[Any]:
         """Returns a future that ends when the load or the fetch of another transfer has ended."""
         self._waiters.append(Future())
         return self._waiters[-1]
 
-    def _wake_others(self) -> None:
+    def wake_others(self) -> None:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter.set_result([])
@@ -349,7 +316,8 @@ class KVTransfers(NoTransfers):
 
     def note_release(self, request: Request, *, has_last_state: bool) -> None:
         num_committed = request.blocks.num_committed
-        self._note_unsaved(request, num_committed - 1 if has_last_state else num_committed, is_released=True)
+        num_last = self._kept.num_last if has_last_state else 0
+        self._note_unsaved(request, max(0, num_committed - num_last), is_released=True)
 
     def _note_unsaved(self, request: Request, first: int, *, is_released: bool) -> None:
         """Note which blocks from number `first` on are to be saved. A chunk is saved when its last block is committed. Blocks
@@ -362,19 +330,22 @@ class KVTransfers(NoTransfers):
         if self._config.saves and blocks.may_be_named:
             for index in range(min(first, stop - stop % per_chunk) if is_released else first, stop):
                 is_last = (index + 1) % per_chunk == 0
-                for key, is_whole in self._kv_cache.keys_at(blocks, index):
+                for key, is_whole in self._kept.keys_at(blocks, index):
                     names = blocks.hashes[index + 1 - per_chunk : index + 1] if is_whole and is_last else [key[0]]
                     if (is_last or is_released or not is_whole) and self._pool.lookup(key) is not None:
                         self._unsaved.append([(name, key[1]) for name in names])
+
+    def _save_again(self, keys: list[BlockKey]) -> None:
+        self._unsaved.append(keys)
 
     def _save_committed(self) -> None:
         """Begin to save committed blocks. Blocks for which there is no room now wait; they are skipped if they are evicted
         meanwhile, or if more entries wait than the arena has blocks. Each entry is looked at once, however many wait."""
         found, block_ids, most = list[list[BlockKey]](), list[int](), self._pool.num_blocks
-        room = min(self._share - self._num_saving, self._slab.num_free_blocks // 2)
+        room = min(self._share - self._num_saving, self.slab.num_free_blocks // 2)
         while self._unsaved and (len(block_ids) + len(self._unsaved[0]) <= room or len(self._unsaved) > most):
             keys = self._unsaved.popleft()
-            if all(key in self._saving or self._slab.lookup(key) is not None for key in keys):
+            if all(key in self._saving or self.slab.lookup(key) is not None for key in keys):
                 continue
             there = {key: block_id for key in keys if (block_id := self._pool.lookup(key)) is not None}
             if len(there) > room - len(block_ids):
@@ -382,7 +353,7 @@ class KVTransfers(NoTransfers):
             found += [keys] if len(there) == len(keys) else [[key] for key in there]
             block_ids += there.values()
             self._saving.update(there)
-            self._counts.num_skipped_saves += len(keys) - len(there)
+            self.counts.num_skipped_saves += len(keys) - len(there)
         if found:
             self._start(self._save(found, block_ids))
 
@@ -391,20 +362,21 @@ class KVTransfers(NoTransfers):
         self._pool.touch(block_ids)
         self.held_blocks.update(block_ids)
         self._num_saving += len(block_ids)
-        slots, num_resets = self._slab.allocate(len(keys)), self._num_resets
+        slots, num_resets = self.slab.allocate(len(keys)), self.num_resets
         self._num_saves += 1
         transfer_id, start = self._num_saves, time.monotonic()
         try:
             try:
-                names = [self._wire_keys(each) for each in objects] if self._config.tiers else []
-                is_saved = all((yield self._call(("save", transfer_id, block_ids, slots, names))))
-                if is_saved and num_resets == self._num_resets:
+                names = [self.wire_keys(each) for each in objects] if self._config.tiers else []
+                is_saved = all((yield self._calls.save(transfer_id, block_ids, slots, names)))
+                if is_saved and num_resets == self.num_resets:
                     for key, slot in zip(keys, slots, strict=True):
-                        self._slab.register(slot, key)
-                    self._counts.num_saved_blocks += len(keys)
-                    self._counts.save_bytes += len(keys) * self._block_bytes
-                    self._counts.save_seconds += self._ended_at - start
-                self._counts.num_failed += not is_saved
+                        self.slab.register(slot, key)
+                    self._touches.note(keys)
+                    self.counts.num_saved_blocks += len(keys)
+                    self.counts.save_bytes += len(keys) * self._block_bytes
+                    self.counts.save_seconds += self.ended_at - start
+                self.counts.num_failed += not is_saved
             finally:
                 self._num_saving -= len(block_ids)
                 self._free_blocks(block_ids)
@@ -412,11 +384,11 @@ class KVTransfers(NoTransfers):
             if self._unsaved:
                 self._save_committed()
             if self._config.tiers:
-                answers = yield self._call(("stored", transfer_id))
-                self._counts.add_tiers(answer[1] for answer in answers)
-                self._counts.num_skipped_saves += 0 if all(answer[0] for answer in answers) else len(keys)
+                answers = yield self._calls.stored(transfer_id)
+                self.counts.add_tiers(answer[1] for answer in answers)
+                self.counts.num_skipped_saves += 0 if all(answer[0] for answer in answers) else len(keys)
         finally:
-            self._slab.free(reversed(slots))
+            self.slab.free(reversed(slots))
         if self._unsaved:
             self._save_committed()  # the slots may be evicted now, so a chunk that waits may fit
 
@@ -424,15 +396,13 @@ class KVTransfers(NoTransfers):
 
     def check_integrity(self) -> None:
         if not self._num_running:
-            assert not (self._loading or self._num_saving or self._saving or self._fetching)
+            assert not (self._loading or self._num_saving or self._saving or self._fetches.running)
             assert not (self._waits or self._waiters)
             assert not any(self.held_blocks.values())
-            self._slab.check_integrity({})
-
-
-def _smooth(old: float, new: float) -> float:
-    return new if not old else (1 - SMOOTHING) * old + SMOOTHING * new
+            self.slab.check_integrity({})
 
 
 def _first_blocks(num_blocks: int, max_tokens: int | None, block_size: int) -> int:
-    return num_blocks if max_tokens is None else min(num_blocks, max_tokens // block_size)
+    if max_tokens is None:
+        return num_blocks
+    return min(num_blocks, max_tokens // block_size)

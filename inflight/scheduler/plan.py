@@ -60,7 +60,7 @@ def _full(request: Request) -> NewRequestData:
         num_prompt_tokens=request.num_prompt_tokens,
         block_ids=tuple(np.array(table, dtype=np.int32) for table in request.blocks.tables),
         sampling=request.sampling,
-        num_prompt_logprobs_done=request.num_prompt_logprobs_done,
+        parts=request.parts,
     )
 
 
@@ -100,7 +100,7 @@ def _deltas(rows: Sequence[PlannedRow], num_groups: int) -> tuple[BlockTableDelt
     )
 
 
-def note_planned(rows: Sequence[PlannedRow], step_id: int, end_time: float, stagger: int) -> None:
+def record_planned(rows: Sequence[PlannedRow], step_id: int, end_time: float, stagger: int) -> None:
     """Change the requests of a step that was planned. `end_time`: when it will end, on the clock of planned steps."""
     for request, num_tokens, _, _, num_drafts in rows:
         request.num_in_flight += 1

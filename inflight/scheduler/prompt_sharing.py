@@ -48,10 +48,8 @@ class PromptSharing:
 
     def last_reusable(self, request: Request) -> int:
         """Returns the position of the first token that the request itself must compute, whatever is cached."""
-        last = request.num_tokens - 1  # its logits are needed
-        if request.sampling.params.prompt_logprobs is not None:
-            last = min(last, request.num_prompt_logprobs_done - 1)
-        return last
+        asked = [first for part in request.parts if (first := part.first_position) is not None]
+        return min([request.num_tokens - 1, *asked])  # the logits of the last token are needed
 
     def is_long(self, request: Request, limits: StepLimits) -> bool:
         """Returns whether the request is long: whether many of its tokens must still be computed, because they are not in the

@@ -7,7 +7,7 @@ from enum import Enum, auto
 import numpy as np
 
 from inflight.interface.request import EngineCoreRequest, Int32Array
-from inflight.kv_cache.manager import RequestBlocks
+from inflight.kv_cache.request_blocks import RequestBlocks
 
 NO_SLOT = -1
 NO_DRAFTS = -1  # for a row without drafts; the positions of such a row are known when it is planned
@@ -42,9 +42,9 @@ class Request:
         is_long: whether more than `long_prefill_token_threshold` of its tokens had to be computed when the scheduler last
             counted them.
         last_token_time: when the step that draws its newest token ends, on the clock of planned steps (`StepLimits`).
-        num_faults: during how many faults it was in flight, without progress between them (`Suspects`).
+        num_faults: during how many faults it was in flight, without progress between them (`Quarantine`).
         num_tokens_at_fault: `num_tokens` at the last of these faults.
-        defers_grammar: its grammar is not compiled yet, because there are suspects (`Suspects`).
+        defers_grammar: its grammar is not compiled yet, because requests are in quarantine (`Quarantine`).
         first_masked: a token that is drawn at this position or later needs a mask; NO_MASKS if the request has no grammar.
         has_untold_tokens: a grammar has forced the last tokens, and the workers do not know them yet. The next plan contains
             them.
@@ -73,7 +73,7 @@ class Request:
         self.last_token_time = 0.0
         # how many tokens were in cached or shared blocks at the first admission; -1 before the admission
         self.num_cached_tokens = -1
-        self.num_prompt_logprobs_done = core.num_prompt_logprobs_done
+        self.parts = core.parts
         self.arrival_time = time.monotonic()  # at this engine; the front end's clock may be another machine's
         self.queue_seconds = 0.0  # from then to the first admission
         frame, constraint = core.sampling.answer_frame, core.sampling.params.structured_outputs

@@ -27,12 +27,9 @@ a plan can be made before older plans are committed. `schedule` changes only pla
 import bisect
 import time
 from collections import deque
-from collections.abc import Callable, Collection
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Collection
 
 from inflight.config.engine import SchedulerConfig
-from inflight.config.kv_transfer import KVTransferConfig
 from inflight.errors import ErrorKind
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, Int32Array
 from inflight.interface.statistics import StepCounts
@@ -51,13 +48,15 @@ from inflight.scheduler.grammars import RequestGrammars
 from inflight.scheduler.integrity import check_requests, describe_requests
 from inflight.scheduler.kv_transfers import KVTransfers
 from inflight.scheduler.no_transfers import NoTransfers
-from inflight.scheduler.plan import PlannedRow, make_plan, note_planned
+from inflight.scheduler.plan import PlannedRow, make_plan, record_planned
 from inflight.scheduler.prompt_sharing import PromptSharing
+from inflight.scheduler.quarantine import Quarantine
 from inflight.scheduler.request import NO_DRAFTS, NO_SLOT, Request, RequestStatus
+from inflight.scheduler.request_parts import record_results
 from inflight.scheduler.request_queue import RequestQueue
 from inflight.scheduler.step_time.limits import Prompt, StepBudget, StepLimits
 from inflight.scheduler.step_time.model import StepTimeModel
-from inflight.scheduler.suspects import Suspects
+from inflight.scheduler.transfers import Transfers, TransferSetup
 from inflight.structured_output.manager import StructuredOutputManager
 
 
@@ -68,6 +67,7 @@ class Scheduler:
         num_speculative_tokens: the most drafts that the workers propose for a request.
         first_step_id: the step id of the first plan.
         step_times: predicts how long steps take; None if the configuration does not limit their time.
+        transfers: how cached blocks are brought from a slab and from tiers; None if there are none.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Scheduler:
         num_speculative_tokens: int = 0,
         first_step_id: int = 0,
         step_times: StepTimeModel | None = None,
+        transfers: TransferSetup | None = None,
     ) -> None:
         self._config, self._num_speculative_tokens = config, num_speculative_tokens
         self._kv_cache, self._max_model_len, self._grammars = kv_cache, max_model_len, RequestGrammars(grammars)
@@ -91,18 +92,15 @@ class Scheduler:
         self._running: list[Request] = []  # in queue order
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._in_flight: deque[tuple[SchedulerOutput, list[Request]]] = deque()
-        self._num_added, self._next_step_id = 0, first_step_id
+        self._num_added = 0
+        self._next_step_id = first_step_id
         self._failed: list[EngineCoreOutput] = []  # requests that failed outside a commit, see `take_failures`
-        self.stats, self.suspects = StepCounts(), Suspects(self._in_flight)
-        self.transfers = NoTransfers()  # or what `use_transfers` has made
-        self._gates = Gates(self._waiting, self._sharing, self.suspects, self.limits)
+        self.stats, self.quarantine = StepCounts(), Quarantine(self._in_flight)
+        self.transfers: Transfers = NoTransfers() if transfers is None else KVTransfers(kv_cache, transfers, self)
+        self.gates = Gates(self._waiting, self._sharing, self.quarantine, self.limits, self.transfers)
 
-    def use_transfers(
-        self, config: KVTransferConfig, num_slots: int, block_bytes: int, call: Callable[[tuple[Any, ...]], Future[Any]]
-    ) -> None:
-        """Bring cached blocks from a slab and from tiers. `KVTransfers` describes the arguments."""
-        given = self._kv_cache, config, num_slots, block_bytes, call
-        self._gates.transfers = self.transfers = KVTransfers(*given, self._gates.note_brought, self.fail)
+    def note_brought(self, request: Request) -> None:
+        self.gates.note_brought(request)
 
     @property
     def num_running(self) -> int:
@@ -134,7 +132,7 @@ class Scheduler:
         request = Request(core, prompt, order=self._num_added, blocks=blocks, max_model_len=self._max_model_len)
         self._num_added += 1
         self._requests[core.request_id] = request
-        if (request.num_faults or request.has_grammar) and self.suspects.add(request):
+        if (request.num_faults or request.has_grammar) and self.quarantine.add(request):
             for other in list(self._running):
                 self._requeue(other)
         request.is_long = self._sharing.leader(request) is None and self._sharing.is_long(request, self.limits)
@@ -163,9 +161,9 @@ class Scheduler:
         self._grammars.wait(seconds, for_all=for_all)
 
     def blame(self, request_ids: Collection[str], reason: str) -> None:
-        """After `void`: a step with these requests has failed. If one is the cause (`Suspects`), it and its siblings end."""
+        """After `void`: a step with these requests has failed. If one is the cause (`Quarantine`), it and its siblings end."""
         requests = [self._requests[request_id] for request_id in request_ids if request_id in self._requests]
-        if (guilty := self.suspects.note_failed_step(requests)) is not None:
+        if (guilty := self.quarantine.record_failed_step(requests)) is not None:
             for each in [each for each in self._requests.values() if each.core.is_sibling(guilty.core)]:
                 self.fail(each.request_id, reason, ErrorKind.ENGINE)
 
@@ -180,7 +178,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput | None:
         """Plan the next step. Returns None if nothing can be computed until a step in flight is committed or a grammar is
         compiled."""
-        for request in self.suspects.take_deferred() if self.suspects.deferred else ():
+        for request in self.quarantine.take_deferred() if self.quarantine.deferred else ():
             if problem := self._grammars.add(request):
                 self.fail(request.request_id, problem, ErrorKind.OVERLOAD)
         self._release_compiled()
@@ -191,12 +189,12 @@ class Scheduler:
             self._schedule_waiting(rows, budget)
         self._may_have_prompts = budget.leaves_prompts
         if not rows:
-            self._gates.check_progress(self._requests, self._in_flight, is_compiling=bool(self._grammars.compiling))
+            self.gates.check_progress(self._requests, self._in_flight, is_compiling=bool(self._grammars.compiling))
             return None
         plan = make_plan(self._next_step_id, rows, self._kv_cache.num_groups)
         self._next_step_id += 1
         self._in_flight.append((plan, [row.request for row in rows]))
-        note_planned(rows, plan.step_id, self.limits.planned(plan), self._config.stagger)
+        record_planned(rows, plan.step_id, self.limits.planned(plan), self._config.stagger)
         if len(plan.grammar_rows):
             self._grammars.expect(plan)
         if self._waiting.num_held > 0:
@@ -205,7 +203,7 @@ class Scheduler:
         return plan
 
     def _budget(self) -> StepBudget:
-        waiting = self._waiting if self._free_slots and len(self._waiting) and not self.suspects.alone else None
+        waiting = self._waiting if self._free_slots and len(self._waiting) and not self.quarantine.alone else None
         if waiting is not None or self._may_have_prompts or self._num_speculative_tokens:
             return self.limits.budget(self._next_step_id, self._running, waiting)
         return self.limits.unlimited()
@@ -214,7 +212,7 @@ class Scheduler:
         """Release requests whose grammar is compiled, so that they can be admitted. End requests whose compilation failed."""
         for request_id, failure in self._grammars.take_compiled() if self._grammars.compiling else ():
             if failure:
-                self.fail(request_id, failure)
+                self.fail(request_id, failure, self._grammars.manager.failure_kind(request_id))
             else:
                 self._waiting.release(request_id)
 
@@ -222,20 +220,22 @@ class Scheduler:
         """Give running requests their next tokens. Returns whether waiting requests may be admitted: not if blocks ran out,
         because a request admitted now would be preempted at once. (If nothing runs then, one that was preempted is admitted.)
 
-        With several pipeline stages a drawn token comes back several steps after its step was planned. So when a step draws for
-        a request, the next steps leave this request out, until its token is committed or `stagger` steps later. And each step
-        computes at most 1 / `stagger` of the running requests as decodes. A stagger of 1 turns both rules off.
+        With several pipeline stages a drawn token comes back late. So a request is left out until its drawn token is committed,
+        or for `stagger` steps. And each step decodes for at most 1 / `stagger` of the requests. 1 turns both rules off.
         """
-        running, allocate, step_id = self._running, self._kv_cache.allocate_slots, self._next_step_id
+        running = self._running
+        allocate = self._kv_cache.allocate_slots
+        step_id = self._next_step_id
         num_decodes = -(-len(running) // self._config.stagger)
+        late = self._grammars.late(running) if self._grammars.slow else ()
         ran_out, i = False, 0
         while i < len(running):
             request = running[i]
             i += 1
             num_planned = request.num_planned_tokens
             must_wait = num_planned == request.max_num_tokens or step_id < request.staggered_until
-            if num_planned > request.num_tokens and must_wait:
-                continue  # its last token is already being drawn, or it must wait because of the stagger
+            if (num_planned > request.num_tokens and must_wait) or (late and request.request_id in late):
+                continue  # its last token is already being drawn, or it must wait because of stagger or its slow grammar
             if self._num_speculative_tokens and request.has_untold_tokens and request.num_in_flight:
                 continue  # the positions of its tokens depend on which drafts in flight are accepted
             start = request.num_computed_tokens
@@ -244,7 +244,8 @@ class Scheduler:
             num_reserved = len(running) - i
             is_prompt = wanted > 1
             if is_prompt:
-                prompt = Prompt(start, wanted, self.limits.is_long(wanted), self._waiting.key(request)[0])
+                priority = self._waiting.key(request)[0]
+                prompt = Prompt(start, wanted, self.limits.is_long(wanted), priority, request.parts)
                 count = budget.prompt_tokens(prompt, num_reserved, is_stream=request.is_decoding)
                 if count == 0:
                     budget.add_prompt(prompt, 0)
@@ -282,7 +283,7 @@ class Scheduler:
         """Admit waiting requests in queue order, up to the first that does not fit."""
         while budget.num_tokens > 0 and self._free_slots:
             may_start_long = budget.num_long_partial < self._config.max_long_partial_prefills
-            request = self._gates.next_request(may_start_long=may_start_long)
+            request = self.gates.next_request(may_start_long=may_start_long)
             if request is None or (row := self._admit(request, budget)) is None:
                 break
             rows.append(row)
@@ -292,7 +293,7 @@ class Scheduler:
         computed = self._sharing.computed_blocks(request)
         start = len(computed[0]) * self._kv_cache.block_size if computed else 0
         wanted = request.num_tokens - start
-        prompt = Prompt(start, wanted, self.limits.is_long(wanted), self._waiting.key(request)[0])
+        prompt = Prompt(start, wanted, self.limits.is_long(wanted), self._waiting.key(request)[0], request.parts)
         if prompt.priority > budget.yielding_priority:
             return None
         if self._config.enable_chunked_prefill:
@@ -340,7 +341,7 @@ class Scheduler:
         ends = (plan.num_computed_tokens + plan.num_scheduled_tokens).tolist()
         drafts = plan.max_draft_tokens.tolist()
         sampled = sampled_rows(plan, output)
-        prompt_logprobs = {piece.row: piece for piece in output.prompt_logprobs}
+        parts = record_results(output.parts, requests) if output.parts else {}
         results: list[EngineCoreOutput] = []
         for row, request in enumerate(requests):
             request.num_in_flight -= 1
@@ -353,23 +354,22 @@ class Scheduler:
                 request.num_drawn_tokens = drawn.position + len(drawn.token_ids)
             if request.status is RequestStatus.FINISHED:
                 continue
-            if (piece := prompt_logprobs.get(row)) is not None:
-                request.num_prompt_logprobs_done = piece.start + len(piece.columns.ranks)
             added = NOTHING_ADDED if drawn is None else add_tokens(request, drawn, self._grammars, self.stats)
             self._may_have_prompts |= request.has_untold_tokens
             num_computed = min(num_computed, request.num_tokens)
             if request.status is RequestStatus.RUNNING and self._kv_cache.has_full_blocks(request.blocks, num_computed):
-                first, num_before = self._kv_cache.num_known_tokens(request.blocks), request.blocks.num_committed
+                first = self._kv_cache.num_known_tokens(request.blocks)
+                num_before = request.blocks.num_committed
                 self._kv_cache.commit(request.blocks, request.token_ids_from(first), num_computed, first_token=first)
                 self.transfers.note_committed(request, num_before if num_before > request.blocks.num_found else 0)
             if added.finish_reason is not None:
                 self._finish(request)
             elif added.token_ids and request.num_faults:
-                self.suspects.note_progress(request)
-                if self.suspects.alone not in (None, request) and request.status is RequestStatus.RUNNING:
-                    self._requeue(request)  # the next suspect runs alone
-            if added.token_ids or added.finish_reason is not None or piece is not None:
-                results.append(make_output(request, added, drawn, piece))
+                self.quarantine.record_progress(request)
+                if self.quarantine.alone not in (None, request) and request.status is RequestStatus.RUNNING:
+                    self._requeue(request)  # the next one runs alone
+            if added.token_ids or added.finish_reason is not None or row in parts:
+                results.append(make_output(request, added, drawn, parts.get(row, ())))
         self.transfers.end_step(plan.num_tokens, len(requests), output.compute_seconds)
         return results
 
@@ -435,7 +435,7 @@ class Scheduler:
             self._waiting.remove(request)
         del self._requests[request.request_id]
         if request.num_faults or request.defers_grammar:
-            self.suspects.clear(request)
+            self.quarantine.clear(request)
         self._waiting.release(request.request_id)  # its followers
         if request.has_grammar:
             self._grammars.drop(request)

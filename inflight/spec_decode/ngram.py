@@ -22,7 +22,8 @@ MIN_INDEXED = 16384  # tokens; a search through fewer tokens is as fast as an in
 TAIL_SHARE = 8
 _RECENT = 256  # how many of the newest occurrences are examined first
 _TOKEN_BITS, _END_BITS = 20, 24  # bits of a token, and of a position, in an entry of the index
-_TOKEN_MASK, _END_MASK = (1 << _TOKEN_BITS) - 1, (1 << _END_BITS) - 1
+_TOKEN_MASK = (1 << _TOKEN_BITS) - 1
+_END_MASK = (1 << _END_BITS) - 1
 
 Ends = npt.NDArray[np.int64]  # ends of n-grams, ascending; the end of an n-gram is the position of the token after it
 _NOWHERE: Ends = np.empty(0, dtype=np.int64)
@@ -35,7 +36,8 @@ class NgramProposer(Proposer):
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self.num_speculative_tokens = config.num_speculative_tokens
-        self._min, self._max = config.prompt_lookup_min, config.prompt_lookup_max
+        self._min = config.prompt_lookup_min
+        self._max = config.prompt_lookup_max
         assert 1 <= self._min <= self._max, f"prompt_lookup_min={self._min}, prompt_lookup_max={self._max}"
         self._indexed_n = min(self._min, 2)  # length of the n-grams in an index
         self._indexes: dict[int, _Index] = {}  # by slot
@@ -66,10 +68,13 @@ class NgramProposer(Proposer):
         length = len(tokens)
         # occurs[i]: the last n tokens are also at [i, i + n), and a token follows them
         occurs = tokens[:-1] == tokens[-1]
-        starts, size, n = None, 0, 1
+        starts = None
+        size = 0
+        n = 1
         while occurs.any():
             if n >= self._min:
-                starts, size = occurs, n
+                starts = occurs
+                size = n
             if n == self._max:
                 break
             n += 1
@@ -79,7 +84,8 @@ class NgramProposer(Proposer):
     def _ends_by_index(self, slot: int, tokens: Int32Array, room: int) -> Ends:
         """Does the same as `_ends_in_all`, with an index. `room`: how many drafts are wanted. If so many tokens follow one of
         the newest occurrences, older occurrences may be missing from the result."""
-        n, length = self._indexed_n, len(tokens)
+        n = self._indexed_n
+        length = len(tokens)
         index = self._indexes.get(slot)
         if index is None or length - index.num_tokens > index.num_tokens // TAIL_SHARE:
             index = self._indexes[slot] = _Index(tokens, n)
@@ -101,7 +107,9 @@ class NgramProposer(Proposer):
 
         `ends`: the ends of earlier occurrences of the last `_indexed_n` tokens.
         """
-        length, longest, found = len(tokens), 0, _NOWHERE
+        length = len(tokens)
+        longest = 0
+        found = _NOWHERE
         for n in range(self._indexed_n, self._max + 1):
             if n > self._indexed_n:
                 ends = ends[ends.searchsorted(n) :]
@@ -109,7 +117,8 @@ class NgramProposer(Proposer):
             if not len(ends):
                 break
             if n >= self._min:
-                longest, found = n, ends
+                longest = n
+                found = ends
         return longest, found
 
 
@@ -118,7 +127,8 @@ class _Index:
     bits of each token of the n-gram, then the end of the n-gram. The entries are sorted."""
 
     def __init__(self, tokens: Int32Array, n: int) -> None:
-        self.num_tokens, self._n = len(tokens), n
+        self.num_tokens = len(tokens)
+        self._n = n
         self._is_exact = int(tokens.max()) <= _TOKEN_MASK
         last = tokens[:-1].astype(np.uint64) & np.uint64(_TOKEN_MASK)
         ngrams = last if n == 1 else last[:-1] << np.uint64(_TOKEN_BITS) | last[1:]

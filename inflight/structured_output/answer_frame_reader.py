@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from inflight.interface.request import AnswerFrame
 from inflight.structured_output.backend import ALL_ALLOWED, GrammarMatcher, MaskRow
+from inflight.structured_output.quoting import Quoting
 from inflight.structured_output.spec import MAX_WHITESPACE
 from inflight.structured_output.token_texts import BLANKS, TokenTexts
 
@@ -44,6 +45,9 @@ class Position(NamedTuple):
         num_thoughts, num_closing: counted by `ThinkingBudget` only: the tokens of reasoning so far, and how many tokens of the
             forced closing text stand at the end of the text.
         may_think: whether reasoning may begin in ANSWER.
+        num_granted: set by `ThinkingBudget` only: how many tokens the reasoning may have beyond the budget.
+        quoting: of the text before an opening tag that may come next, where reasoning may come again behind text; None if it
+            may not.
     """
 
     section: Section
@@ -54,6 +58,8 @@ class Position(NamedTuple):
     num_thoughts: int = 0
     num_closing: int = 0
     may_think: bool = True
+    num_granted: int = 0
+    quoting: Quoting | None = None
 
     @property
     def is_inside_answer(self) -> bool:
@@ -140,7 +146,9 @@ class AnswerFrameReader(FrameReader):
         if position.section is Section.FREE:
             return position
         if position.section is Section.REASONING:
-            return None if token_id in self._texts.eos_token_ids else self._advance_in_reasoning(position.seen + text)
+            if token_id in self._texts.eos_token_ids:
+                return None
+            return self._advance_in_reasoning(position.seen + text)
         if self._is_blank_before_answer(position, text):
             return position._replace(num_blanks=position.num_blanks + len(text))
         is_answer = position.is_answer and matcher.accept(token_id)

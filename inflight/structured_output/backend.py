@@ -17,6 +17,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,12 @@ import numpy.typing as npt
 
 from inflight.errors import ConfigError, InvalidRequestError
 from inflight.structured_output.json_schema import SchemaSupport, find_part, name_place, relax_schema
+from inflight.structured_output.merged_patterns import leave_out_merged_patterns
 from inflight.structured_output.references import with_local_references
 from inflight.structured_output.schema_trial import find_refused, leave_out_refused, never_ends
 from inflight.structured_output.spec import RESPONSE_FORMAT, GrammarSpec, SchemaPart
 from inflight.tokenizer.tokenizer import Tokenizer
+from inflight.tokenizer.vocabulary_bytes import vocabulary_bytes
 
 MaskRow = npt.NDArray[np.int32]  # [ceil(vocab_size / 32)], contiguous
 MaskRows = npt.NDArray[np.int32]  # [num_rows, ceil(vocab_size / 32)], contiguous
@@ -200,7 +203,7 @@ class GrammarBackend(ABC):
             )
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
-        self._read_texts = tokenizer.vocabulary_bytes
+        self._read_texts = partial(vocabulary_bytes, tokenizer)
 
     def vocabulary_bytes(self) -> list[bytes]:
         """The bytes that each token adds to a text.
@@ -265,6 +268,7 @@ class GrammarBackend(ABC):
         """Returns the schema without what this backend cannot enforce, and the places of what was left out."""
         schema = with_local_references(schema)
         left_out = relax_schema(schema, cls.schema_support, parts, where)
+        left_out += leave_out_merged_patterns(schema, parts, where)
         if isinstance(schema, dict):
             left_out += leave_out_refused(schema, cls.why_refused, parts, where)
         if never_ends(schema):
@@ -310,7 +314,9 @@ def single_token_id(row: MaskRow) -> int:
     """The token that the row allows, or -1 if it allows several tokens or none."""
     words = row.nonzero()[0]
     bits = int(row[words[0]]) & 0xFFFFFFFF if len(words) == 1 else 0
-    return int(words[0]) * 32 + bits.bit_length() - 1 if bits.bit_count() == 1 else -1
+    if bits.bit_count() == 1:
+        return int(words[0]) * 32 + bits.bit_length() - 1
+    return -1
 
 
 def allow_only(rows: MaskRows, token_ids: Sequence[int]) -> None:
@@ -324,4 +330,6 @@ def allow_only(rows: MaskRows, token_ids: Sequence[int]) -> None:
 def one_line(error: str) -> str:
     """A library's error message in one line. A long message is cut, because it may quote the whole grammar."""
     text = " ".join(error.split())
-    return text if len(text) <= MAX_ERROR_LENGTH else f"{text[:MAX_ERROR_LENGTH]}..."
+    if len(text) <= MAX_ERROR_LENGTH:
+        return text
+    return f"{text[:MAX_ERROR_LENGTH]}..."

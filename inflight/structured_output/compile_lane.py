@@ -1,4 +1,5 @@
-"""`CompileLane`: a bounded queue of grammar compilations. A few of them run at a time, each on its own thread.
+"""`CompileLane`: compiles the grammars of a `CompileQueue`. A few compilations run at a time, each on its own thread, which
+has a lower priority than the engine's.
 
 A running compilation cannot be interrupted, because the library offers no way to do so. But it can be written off: it goes on,
 but no longer counts as running, so the next compilation may start.
@@ -7,20 +8,22 @@ but no longer counts as running, so the next compilation may start.
    written off, unless `num_running` compilations that were written off still run. The next compilation starts SETTLE_SECONDS
    later. If many requests end together, this gives them time to cancel their queued compilations.
 2. If a compilation runs for more than `max_seconds`, it fails and is written off.
-3. If `max_queued` compilations wait already, a new one is refused.
+3. If `max_queued` compilations wait already, the newest one of the client that has most of them is refused.
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
 from inflight.errors import InvalidRequestError, OverloadedError
 from inflight.structured_output.backend import CompiledGrammar
+from inflight.structured_output.compile_queue import Compilation, CompileQueue
+from inflight.thread_priority import lower_priority
 
 RETRY_SECONDS = 1
 SETTLE_SECONDS = 0.05  # the time from the write-off of a running compilation to the start of the next one (see 1.)
+NICENESS = 5  # of the threads: a compilation may take a whole core for seconds
 MAX_CLOSE_SECONDS = 5.0  # the longest time that `close` waits for running compilations
 
 
@@ -35,36 +38,53 @@ class CompileLane:
     def __init__(self, name: str, *, num_running: int, max_queued: int, max_seconds: float) -> None:
         self._name = name
         self._num_running = num_running
-        self._max_queued = max_queued
         self._max_seconds = max_seconds
         self._changed = threading.Condition()  # its lock is reentrant
-        self._queue: OrderedDict[Future[CompiledGrammar], Callable[[], CompiledGrammar]] = OrderedDict()
+        self._queue = CompileQueue(max_queued)
+        self._waiting: dict[Future[CompiledGrammar], Compilation] = {}  # what is in the queue
         self._running: set[Future[CompiledGrammar]] = set()
         self._written_off: set[Future[CompiledGrammar]] = set()  # they run, but no longer count as running
         self._is_closed = False
 
-    def submit(self, compile_grammar: Callable[[], CompiledGrammar]) -> Future[CompiledGrammar]:
-        """Add a compilation to the queue. Its future gets the grammar, or the exception of `compile_grammar`.
+    def submit(
+        self,
+        compile_grammar: Callable[[], CompiledGrammar],
+        client: str = "",
+        num_characters: int = 0,
+        forget: Callable[[], None] = lambda: None,
+    ) -> Future[CompiledGrammar]:
+        """Add a compilation to the queue. Its future gets the grammar, or the exception of `compile_grammar`; or an
+        `OverloadedError`, after a call of `forget`, if another client needs its place.
+
+        Args:
+            client: who needs the grammar; clients take turns.
+            num_characters: the length of the grammar's text.
+            forget: called by the thread that calls `submit` for another compilation.
 
         Raises:
-            OverloadedError: too many compilations wait.
+            OverloadedError: too many compilations wait, and no client has more of them than this one.
         """
-        future: Future[CompiledGrammar] = Future()
         with self._changed:
             if self._is_closed:
+                future: Future[CompiledGrammar] = Future()
                 future.cancel()
-            elif len(self._queue) >= self._max_queued:
-                reason = "too many grammars wait to be compiled; try again later"
-                raise OverloadedError(reason, retry_after_seconds=RETRY_SECONDS)
-            else:
-                self._queue[future] = compile_grammar
-                self._start_next()
-        return future
+                return future
+            if self._queue.is_full_for(client):
+                raise _refusal()
+            if (refused := self._queue.take_newest()) is not None:
+                del self._waiting[refused.future]
+                refused.forget()
+                refused.future.set_exception(_refusal())
+            added = self._queue.add(client, num_characters, compile_grammar, forget)
+            self._waiting[added.future] = added
+            self._start_next()
+        return added.future
 
     def leave(self, future: Future[CompiledGrammar]) -> None:
         """Call this when nobody waits for the compilation any more."""
         with self._changed:
-            if self._queue.pop(future, None) is not None:
+            if (waiting := self._waiting.pop(future, None)) is not None:
+                self._queue.remove(waiting)
                 future.cancel()
             elif future in self._running and len(self._written_off) < self._num_running:
                 self._write_off(future)
@@ -74,27 +94,32 @@ class CompileLane:
         """Cancel queued compilations, and wait up to MAX_CLOSE_SECONDS for running ones."""
         with self._changed:
             self._is_closed = True
-            for future in self._queue:
+            for future, waiting in self._waiting.items():
+                self._queue.remove(waiting)
                 future.cancel()
-            self._queue.clear()
+            self._waiting.clear()
             self._changed.wait_for(lambda: not self._running and not self._written_off, MAX_CLOSE_SECONDS)
 
     def _start_next(self) -> None:
         with self._changed:
-            while self._queue and len(self._running) < self._num_running:
-                job = self._queue.popitem(last=False)
-                job[0].set_running_or_notify_cancel()
-                self._running.add(job[0])
-                threading.Thread(target=self._run, args=job, name=self._name, daemon=True).start()
+            while self._waiting and len(self._running) < self._num_running:
+                following = self._queue.take_next()
+                del self._waiting[following.future]
+                following.future.set_running_or_notify_cancel()
+                self._running.add(following.future)
+                threading.Thread(target=self._run, args=(following,), name=self._name, daemon=True).start()
 
-    def _run(self, future: Future[CompiledGrammar], compile_grammar: Callable[[], CompiledGrammar]) -> None:
+    def _run(self, compilation: Compilation) -> None:
+        lower_priority(NICENESS)
+        future = compilation.future
         timer = _call_later(self._max_seconds, partial(self._expire, future))
         try:
-            end = partial(future.set_result, compile_grammar())
+            end = partial(future.set_result, compilation.compile())
         except BaseException as error:  # includes a panic of a Rust library; only this compilation fails
             end = partial(future.set_exception, error)
         timer.cancel()
         with self._changed:
+            self._queue.end(compilation)
             self._running.discard(future)
             self._written_off.discard(future)
             if not future.done():
@@ -120,3 +145,10 @@ def _call_later(seconds: float, function: Callable[[], None]) -> threading.Timer
     timer.daemon = True
     timer.start()
     return timer
+
+
+def _refusal() -> OverloadedError:
+    return OverloadedError(
+        "too many grammars wait to be compiled, and no client has more of them than this one; try again later",
+        retry_after_seconds=RETRY_SECONDS,
+    )

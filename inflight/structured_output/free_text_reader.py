@@ -3,10 +3,13 @@
 Every token is admitted, also an EOS in the reasoning. There is one exception: after `without_thoughts` no reasoning may begin.
 Where reasoning may begin, the parser of the answer decides, and this reader follows it:
 
-- In most families it may begin only at the beginning of the text. After it, the reader looks at no more tokens.
+- In most families it may begin at the beginning of the text, and again behind text. There an opening tag counts unless it is a
+  quotation (`Quoting`). A tag in the arguments of a call is text. So behind the beginning of a call the reader looks at no more
+  tokens, and neither if the text begins as JSON does, because that may be a call, too.
 - In a family that divides its text into messages, each message may be reasoning.
 """
 
+import re
 from concurrent.futures import Future
 
 from inflight.interface.request import AnswerFrame
@@ -18,10 +21,13 @@ from inflight.structured_output.answer_frame_reader import (
     Section,
 )
 from inflight.structured_output.backend import ALL_ALLOWED, CompiledGrammar, GrammarMatcher, MaskRow
+from inflight.structured_output.quoting import Quoting
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_output.token_texts import BLANKS, TokenTexts
 
 FREE_TEXT = GrammarSpec("free_text", "")
+_JSON = (b"{", b"[")
+_UNQUOTED = Quoting()
 
 
 class FreeMatcher(GrammarMatcher):
@@ -67,7 +73,12 @@ class FreeTextReader(FrameReader):
         self._waiting = Position(Section.FREE)
         if self._begin:
             self._waiting = Position(Section.ANSWER, ((self._begin, Section.REASONING),))
-        self.start = Position(Section.REASONING) if frame.is_open else self._waiting
+        # of no text; None if no reasoning may come behind text
+        self._quoting = _UNQUOTED if self._begin and not self._has_messages else None
+        self.start = Position(Section.REASONING, quoting=self._quoting) if frame.is_open else self._waiting
+        self._calls = [call.encode() for call in frame.calls]
+        self._sought = [self._begin, *self._calls] if self._begin else []
+        self._first_bytes = re.compile(b"|".join(re.escape(each[:1]) for each in self._sought))
         self._rows: dict[bytes, MaskRow] = {}
 
     def advance(self, position: Position, token_id: int, matcher: GrammarMatcher) -> Position | None:
@@ -75,15 +86,19 @@ class FreeTextReader(FrameReader):
             return position
         text = position.seen + self._texts.bytes_of(token_id)
         if position.section is Section.REASONING:
-            return self._advance_in_reasoning(text)
+            return self._advance_in_reasoning(text, position.quoting)
+        if position.quoting is not None:
+            return self._advance_behind_text(text, position.quoting)
         if not self._has_messages:
             text = text.lstrip(BLANKS)
             if not (self._begin.startswith(text) or text.startswith(self._begin)):
-                return Position(Section.FREE)
+                return self._advance_behind_text(text, _UNQUOTED)
         if not position.may_think and text.count(self._certain) > position.seen.count(self._certain):
             return None
         _, begin, rest = text.partition(self._begin)
-        return self._advance_in_reasoning(rest) if begin else position._replace(seen=self._kept(text))
+        if begin:
+            return self._advance_in_reasoning(rest, self._quoting)
+        return position._replace(seen=self._kept(text))
 
     def fill(self, position: Position, matcher: GrammarMatcher, row: MaskRow) -> None:
         if self.num_free(position):
@@ -94,10 +109,14 @@ class FreeTextReader(FrameReader):
         row[:] = self._rows[position.seen]
 
     def without_thoughts(self, position: Position) -> Position:
+        if position.quoting is not None:
+            return position
         return position._replace(may_think=False)
 
     def num_free(self, position: Position) -> int:
-        return UNLIMITED if position.may_think else super().num_free(position)
+        if position.may_think or position.quoting is not None:
+            return UNLIMITED
+        return super().num_free(position)
 
     def _refused(self, position: Position, matcher: GrammarMatcher) -> list[int]:
         """The tokens with which reasoning would begin."""
@@ -106,11 +125,37 @@ class FreeTextReader(FrameReader):
         candidates.update(self._containing)
         return [token_id for token_id in candidates if self.advance(position, token_id, matcher) is None]
 
-    def _advance_in_reasoning(self, text: bytes) -> Position:
+    def _advance_in_reasoning(self, text: bytes, quoting: Quoting | None) -> Position:
         _, end, rest = text.partition(self._end)
         if not end:
-            return Position(Section.REASONING, (), self._kept(text))
-        return self._waiting._replace(seen=self._kept(rest)) if self._has_messages else Position(Section.FREE)
+            return Position(Section.REASONING, (), self._kept(text), quoting=quoting)
+        if quoting is not None:
+            return self._advance_behind_text(rest, quoting)
+        if self._has_messages:
+            return self._waiting._replace(seen=self._kept(rest))
+        return Position(Section.FREE)
+
+    def _advance_behind_text(self, text: bytes, quoting: Quoting) -> Position:
+        """The position behind `text`, in which reasoning may begin. `quoting`: of what is before it."""
+        if quoting == _UNQUOTED:  # there is no text before it, or only white space
+            text = text.lstrip(BLANKS)
+            if text.startswith(_JSON):
+                return Position(Section.FREE)
+        while first := self._first_bytes.search(text):
+            rest = text[first.start() :]
+            quoting = quoting.after(text[: first.start()])
+            if rest.startswith(self._begin):
+                rest = rest[len(self._begin) :]
+                if not quoting.is_quoted:
+                    return self._advance_in_reasoning(rest, quoting)
+            elif any(rest.startswith(call) for call in self._calls):
+                return Position(Section.FREE)
+            elif any(each.startswith(rest) for each in self._sought):
+                return Position(Section.ANSWER, self._waiting.literals, rest, quoting=quoting)
+            else:
+                quoting, rest = quoting.after(rest[:1]), rest[1:]
+            text = rest
+        return Position(Section.ANSWER, self._waiting.literals, quoting=quoting.after(text))
 
     def _kept(self, text: bytes) -> bytes:
         return text[max(len(text) - self._num_kept, 0) :]

@@ -3,6 +3,7 @@ grammar share one compilation.
 
 A compilation needs a millisecond to several seconds. The time grows about with the square of the length of the grammar's text.
 So grammars with a long text have a queue of their own (`CompileLane`), and grammars with a short text never wait for them.
+In a queue, clients take turns.
 """
 
 import logging
@@ -75,20 +76,25 @@ class GrammarCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
+    def get(self, spec: GrammarSpec, client: str = "") -> Future[CompiledGrammar]:
         """Returns the future of the compiled grammar at once. The caller must call `release` once.
 
-        The future can fail with any error that `GrammarBackend.compile` raises, or with an `InvalidRequestError` if the
-        compilation needs too much time.
+        The future can fail with any error that `GrammarBackend.compile` raises, with an `InvalidRequestError` if the
+        compilation needs too much time, or with an `OverloadedError` if another client needs its place in the queue.
+
+        Args:
+            client: who needs it. Clients take turns in a queue (`CompileQueue`).
 
         Raises:
-            OverloadedError: too many grammars wait. `release` must not be called.
+            OverloadedError: too many grammars wait, and no client has more of them than this one. `release` must not be called.
         """
         with self._lock:
             entry = self._entries.get(spec)
             if entry is None:
                 lane = self._short if len(spec.text) <= LONG_TEXT else self._long
-                entry = self._entries[spec] = _Entry(lane, lane.submit(partial(self._compile, spec)))
+                compile_grammar, forget = partial(self._compile, spec), partial(self._forget, spec)
+                future = lane.submit(compile_grammar, client, len(spec.text), forget)
+                entry = self._entries[spec] = _Entry(lane, future)
             entry.num_users += 1
             self._entries.move_to_end(spec)
             self._evict(spec)
@@ -139,6 +145,11 @@ class GrammarCache:
             with self._lock:
                 self._entries[spec].num_bytes = num_bytes
                 self._num_bytes += num_bytes
+
+    def _forget(self, spec: GrammarSpec) -> None:
+        """Its place in the queue was given away, so it may be asked for again. `get` calls this, for another grammar, and holds
+        the lock."""
+        del self._entries[spec]
 
     def _evict(self, wanted: GrammarSpec) -> None:
         """Forget the least recently used grammars until the cache is within its limits, but keep the grammar `wanted`. The

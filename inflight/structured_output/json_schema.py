@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from inflight.errors import InvalidRequestError
-from inflight.structured_output.references import referred
+from inflight.structured_output.left_out import LeftOut
+from inflight.structured_output.references import MAX_PATH_CHARACTERS, referred
 from inflight.structured_output.spec import SchemaPart
 
 MAX_DEPTH = 100  # how deep subschemas may be nested; there is a limit because the compilers recurse
@@ -78,7 +79,7 @@ def relax_schema(
 
     Returns:
         the places of the keywords that were left out and that could have rejected a value, for example
-        "tools[0] ('f'): #/properties/a/uniqueItems".
+        "tools[0] ('f'): #/properties/a/uniqueItems", as `LeftOut` tells them.
 
     Raises:
         InvalidRequestError: a keyword is refused, or `schema` is no JSON schema. The message names the place in the same way.
@@ -113,7 +114,7 @@ class _Walk:
         self._parts = parts
         self._where = where
         self._seen: set[str] = set()  # targets of $ref that were, or will be, walked
-        self._left_out: list[str] = []
+        self._left_out = LeftOut()
 
     def run(self) -> list[str]:
         # `nodes` is a generator: it looks for the children of a node after the body of this loop has changed the node
@@ -121,7 +122,7 @@ class _Walk:
             part = find_part(path, self._parts)
             self._relax(node, path, part)
             self._check_keywords(node, path)
-        return self._left_out
+        return self._left_out.places()
 
     def nodes(self) -> Iterator[tuple[str, dict[str, Any]]]:  # Any: JSON
         stack: list[tuple[object, str, int, _Counts]] = [(self._root, "#", 0, _Counts())]
@@ -131,6 +132,8 @@ class _Walk:
             num_nodes += 1
             if num_nodes > MAX_NODES:
                 raise self._refusal(path, f"is the schema's {num_nodes}th subschema; at most {MAX_NODES} are allowed")
+            if len(path) > MAX_PATH_CHARACTERS:
+                raise self._refusal(f"{path[:100]}...", f"has a path of more than {MAX_PATH_CHARACTERS} characters")
             if depth > MAX_DEPTH:
                 raise self._refusal(path, f"is nested more than {MAX_DEPTH} deep")
             if isinstance(node, bool):
@@ -160,7 +163,7 @@ class _Walk:
         if not is_strict and "oneOf" in node and "anyOf" not in node:
             node["anyOf"] = node.pop("oneOf")
             if isinstance(node["anyOf"], list) and not _exclude_each_other(node["anyOf"]):
-                self._left_out.append(name_place(f"{path}/oneOf", self._parts, self._where))
+                self._tell(f"{path}/oneOf")
         for keyword in [keyword for keyword in node if keyword in ASSERTIONS]:
             if keyword not in node:
                 continue
@@ -198,7 +201,7 @@ class _Walk:
 
     def _anything(self, path: str) -> bool:
         """A schema for any value, in place of what is left out at this path."""
-        self._left_out.append(name_place(path, self._parts, self._where))
+        self._tell(path)
         return True
 
     def _holds_schemas(self, keyword: str, value: object) -> bool:
@@ -227,7 +230,11 @@ class _Walk:
     def _leave_out(self, node: dict[str, Any], keyword: str, path: str) -> None:  # Any: JSON
         if keyword in node:
             del node[keyword]
-            self._left_out.append(name_place(f"{path}/{keyword}", self._parts, self._where))
+            self._tell(f"{path}/{keyword}")
+
+    def _tell(self, path: str) -> None:
+        """Something was left out at this path."""
+        self._left_out.add(name_place(path, self._parts, self._where))
 
     def _is_unknown_format(self, keyword: str, value: object) -> bool:
         return keyword == "format" and isinstance(value, str) and value not in self._support.formats
@@ -286,26 +293,25 @@ def _exclude_each_other(branches: Sequence[object]) -> bool:
         return False
     if _differ([_values(node) for node in nodes]) or _differ([_types(node) for node in nodes]):
         return True
-    return any(_differ([_values(_required_property(node, name)) for node in nodes]) for name in _names(nodes))
+    required = [_required_properties(node) for node in nodes]
+    # only names that all nodes require can tell the branches apart, so the work is bounded by the length of the schema
+    common = set.intersection(*map(set, required)) if required else ()
+    return any(_differ([_values(properties[name]) for properties in required]) for name in common)
 
 
-def _names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of the properties in the first schema."""
-    properties = nodes[0].get("properties") if nodes else None
-    return list(properties) if isinstance(properties, Mapping) else []
-
-
-def _required_property(node: Mapping[str, Any], name: str) -> object:
-    """The schema of a property that every object of `node` has; None if there is none."""
+def _required_properties(node: Mapping[str, Any]) -> dict[str, object]:
+    """The schemas of the properties that every object of `node` has."""
     properties, required = node.get("properties"), node.get("required")
-    is_required = isinstance(required, list) and name in required
-    return properties.get(name) if is_required and isinstance(properties, Mapping) else None
+    if not isinstance(required, list) or not isinstance(properties, Mapping):
+        return {}
+    return {name: properties[name] for name in required if isinstance(name, str) and name in properties}
 
 
 def _differ(sets: Sequence[set[str] | None]) -> bool:
     """Whether all sets are known and no two of them have a common element."""
     known = [each for each in sets if each is not None]
-    return len(known) == len(sets) and sum(map(len, known)) == len(set[str]().union(*known))
+    num_values = len(set[str]().union(*known))
+    return len(known) == len(sets) and sum(map(len, known)) == num_values
 
 
 def _values(node: object) -> set[str] | None:
@@ -318,7 +324,9 @@ def _values(node: object) -> set[str] | None:
 def _types(node: Mapping[str, Any]) -> set[str] | None:
     """The type of a schema, where an integer is a number; None if it does not have exactly one."""
     types = node.get("type")
-    return {"number" if types == "integer" else types} if isinstance(types, str) else None
+    if not isinstance(types, str):
+        return None
+    return {"number" if types == "integer" else types}
 
 
 def _is_schema(value: object) -> bool:
@@ -385,4 +393,6 @@ def _is_foreign(reference: object) -> bool:
 
 
 def _name(value: object) -> str:
-    return repr(value) if isinstance(value, bool | int | float | str | None) else f"a {type(value).__name__}"
+    if isinstance(value, bool | int | float | str | None):
+        return repr(value)
+    return f"a {type(value).__name__}"

@@ -84,7 +84,9 @@ class _SpecialToken:
     is_shown: bool
 
     def lark(self, text: str) -> str:
-        return f"(<[{self.token_id}]> | {json.dumps(text)})" if self.is_shown else f"<[{self.token_id}]>"
+        if self.is_shown:
+            return f"(<[{self.token_id}]> | {json.dumps(text)})"
+        return f"<[{self.token_id}]>"
 
 
 def _find_unenforced(schema: Mapping[str, Any]) -> list[tuple[str, str]]:  # Any: JSON
@@ -151,7 +153,8 @@ class LLGuidanceBackend(GrammarBackend):
     @classmethod
     def why_refused(cls, schema: object) -> str:
         try:
-            return str(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)), None))
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
+            return str(LLMatcher.validate_grammar(grammar, None))
         except Exception as error:  # the library raises no more specific class
             return str(error)
 
@@ -335,7 +338,8 @@ class _LarkWriter:
 
     def _structure(self, tag: Tag, num_written: int) -> str:
         """The rule of a structure, without the first `num_written` characters of its `begin`."""
-        begin, end = self._text(tag.begin[num_written:]), self._text(tag.end)
+        begin = self._text(tag.begin[num_written:])
+        end = self._text(tag.end)
         if tag.arguments is not None:
             name = f"object_{len(self._object_rules)}"
             tagged = TaggedObject(name, tag, self._text, self._closed, self._json_options)
@@ -356,7 +360,8 @@ class _LarkWriter:
         found = None if self._special is None else self._special.search(closing)
         if found is None:
             return rule, [f"{rule}[lazy]: {text} {json.dumps(closing)}"]
-        special, before = self._special_tokens[found[0]], closing[: found.start()]
+        special = self._special_tokens[found[0]]
+        before = closing[: found.start()]
         heads = [f"{rule.upper()}_HEAD <[{special.token_id}]>"]
         rules = [f"{rule.upper()}_HEAD: {text} {json.dumps(before)}"]
         if special.is_shown:

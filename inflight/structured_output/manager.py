@@ -21,6 +21,7 @@ request's mask rows allow all tokens.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -30,7 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from inflight.errors import InflightError
+from inflight.errors import ErrorKind, InflightError
 from inflight.interface.request import AnswerFrame
 from inflight.structured_output.answer_frame_reader import AnswerFrameReader, FrameReader
 from inflight.structured_output.backend import (
@@ -44,6 +45,7 @@ from inflight.structured_output.backend import (
 )
 from inflight.structured_output.free_text_reader import FREE_TEXT, FreeTextReader, free_grammar
 from inflight.structured_output.grammar_cache import GrammarCache
+from inflight.structured_output.pace import TOO_SLOW, GrammarPace
 from inflight.structured_output.request_grammar import RequestGrammar
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_output.thinking_budget import ThinkingBudget
@@ -52,7 +54,8 @@ from inflight.structured_outputs_params import StructuredOutputsParams
 
 NOTHING_ADMITTED = "it admits no token here"
 # The most that the cache of compiled grammars may hold. If there is more, it evicts the least recently used grammars.
-MAX_CACHED_GRAMMARS, MAX_CACHED_BYTES = 512, 256 * 2**20
+MAX_CACHED_GRAMMARS = 512
+MAX_CACHED_BYTES = 256 * 2**20
 
 
 class FilledMasks(NamedTuple):
@@ -89,11 +92,22 @@ class StructuredOutputManager:
             2 * d buffers are enough: after the masks of a step are made, and before it draws, masks may be made for up to
             d - 1 older steps (which had to wait for commits) and d - 1 later ones.
         num_threads: how many grammars are compiled at a time in each of the two queues of `GrammarCache`.
+        is_paced: False if other engines must make the same plans (`GrammarPace`).
+
+    Attributes:
+        pace: which requests have slow grammars.
     """
 
     def __init__(
-        self, create_backend: Callable[[], GrammarBackend], vocab_size: int, *, num_buffers: int, num_threads: int = 2
+        self,
+        create_backend: Callable[[], GrammarBackend],
+        vocab_size: int,
+        *,
+        num_buffers: int,
+        num_threads: int = 2,
+        is_paced: bool = True,
     ) -> None:
+        self.pace = GrammarPace(is_on=is_paced)
         self._cache = GrammarCache(
             create_backend, num_threads=num_threads, max_count=MAX_CACHED_GRAMMARS, max_bytes=MAX_CACHED_BYTES
         )
@@ -114,6 +128,7 @@ class StructuredOutputManager:
         *,
         frame: AnswerFrame | None = None,
         emitted_token_ids: Sequence[int] = (),
+        client: str = "",
     ) -> Future[Any]:  # Any: only the manager uses the result
         """Begin to compile a request's grammar, and return at once.
 
@@ -121,27 +136,31 @@ class StructuredOutputManager:
             params: the constraint; None if the text is free and only its reasoning is bounded. Then nothing is compiled.
             frame: what may be around the constrained text; None if the whole output is constrained.
             emitted_token_ids: the tokens that a resumed request has emitted. The grammar goes on after them.
+            client: whose request it is. Clients take turns in compiling.
 
         Returns:
             a future that ends when the grammar has been compiled and advanced over the emitted tokens, or has failed. Do not
             cancel it, because several requests may share it.
 
         Raises:
-            OverloadedError: too many grammars wait.
+            OverloadedError: too many grammars wait, and no client has more of them than this one.
         """
         assert request_id not in self._grammars, f"{request_id} was submitted before"
         if params is None:
-            spec, future = FREE_TEXT, free_grammar()
+            spec = FREE_TEXT
+            future = free_grammar()
         else:
             spec = GrammarSpec.from_params(params)
-            future = self._cache.get(spec)
+            future = self._cache.get(spec, client)
         grammar = self._grammars[request_id] = RequestGrammar(spec, future, has_frame=frame is not None)
         if params is None and frame is not None and not emitted_token_ids:
             reader = self._readers.get(_reader_key(frame, spec))
             if reader is not None:  # as for most requests with a budget: nothing has to be prepared
                 grammar.read_frame(ThinkingBudget(reader, frame))
                 return future
-        return future if frame is None and not emitted_token_ids else self._prepare(grammar, frame, emitted_token_ids)
+        if frame is None and not emitted_token_ids:
+            return future
+        return self._prepare(grammar, frame, emitted_token_ids)
 
     def _prepare(
         self, grammar: RequestGrammar, frame: AnswerFrame | None, emitted_token_ids: Sequence[int]
@@ -181,16 +200,35 @@ class StructuredOutputManager:
             else:
                 self._readers[key] = AnswerFrameReader(frame, self._texts, keeps_blanks=spec.is_exact)
         reader = self._readers[key]
-        return reader if frame.max_reasoning_tokens is None else ThinkingBudget(reader, frame)
+        if frame.max_reasoning_tokens is None:
+            return reader
+        return ThinkingBudget(reader, frame)
 
     def failure(self, request_id: str) -> str:
         """Why the grammar cannot be used. "" if it can be used, or if its compilation has not ended."""
         return self._grammars[request_id].failure
 
+    def failure_kind(self, request_id: str) -> ErrorKind:
+        """What the cause of `failure` is: too many grammars wait, or the request itself."""
+        return ErrorKind.OVERLOAD if self._grammars[request_id].was_refused else ErrorKind.REQUEST
+
     def advance(self, request_id: str, token_id: int) -> str:
         """Commit an emitted token. Returns "", or why the grammar does not admit the token. In this case the request must
         end."""
-        return self._grammars[request_id].advance(token_id)
+        grammar = self._grammars[request_id]
+        pace = self.pace
+        if request_id in pace.slow:
+            begin = time.thread_time()
+            error = grammar.advance(token_id)
+            pace.spend(request_id, time.thread_time() - begin)
+            if pace.next_token(request_id) and not error:
+                return grammar.fail(TOO_SLOW)
+            return error
+        begin = time.perf_counter()
+        error = grammar.advance(token_id)
+        if (seconds := time.perf_counter() - begin) > pace.slow_seconds:
+            pace.add(request_id, seconds)
+        return error
 
     def has_ended(self, request_id: str) -> bool:
         """Whether the request's last token was an EOS that its grammar admits. If so, its text is complete."""
@@ -204,7 +242,14 @@ class StructuredOutputManager:
         reasoning.
         """
         grammar = self._grammars[request_id]
-        return [] if grammar.failure else grammar.forced_tokens(limit)
+        pace = self.pace
+        if grammar.failure:
+            return []
+        clock = time.thread_time if request_id in pace.slow else time.perf_counter
+        begin = clock()
+        forced = grammar.forced_tokens(limit)
+        self._record_time(request_id, clock() - begin)
+        return forced
 
     def num_free(self, request_id: str) -> int:
         """A number of next tokens of the request that need no mask, whatever they are. 0 after an error."""
@@ -240,12 +285,36 @@ class StructuredOutputManager:
                 errors[request_id] = grammar.fail(reason)
                 own_rows.fill(ALL_ALLOWED)
         if jobs:
-            self._cache.backend().fill_masks(list(jobs.values()), masks)
+            self._fill_in_time(jobs, masks)
         return FilledMasks(masks, {**errors, **self._find_errors(jobs, masks)})
+
+    def _fill_in_time(self, jobs: Mapping[str, MaskJob], masks: MaskRows) -> None:
+        """Fill the masks of these jobs: those of slow requests one by one, and the others together."""
+        pace = self.pace
+        alone = {each for each in jobs if each in pace.slow or each in pace.watched}
+        for request_id in alone:
+            job = jobs[request_id]
+            clock = time.thread_time if request_id in pace.slow else time.perf_counter
+            begin = clock()
+            job.matcher.fill_masks_along(job.draft_token_ids, masks[job.rows])
+            self._record_time(request_id, clock() - begin)
+        together = [job for request_id, job in jobs.items() if request_id not in alone]
+        begin = time.perf_counter()
+        if together:
+            self._cache.backend().fill_masks(together, masks)
+        pace.watched = jobs.keys() - alone if time.perf_counter() - begin > pace.slow_seconds else ()
+
+    def _record_time(self, request_id: str, seconds: float) -> None:
+        """A call of a grammar took so long: processor time if the request is slow, wall time if it is not."""
+        if request_id in self.pace.slow:
+            self.pace.spend(request_id, seconds)
+        else:
+            self.pace.add(request_id, seconds)
 
     def drop(self, request_id: str) -> None:
         """Forget a request. If no other request waits for its compilation, the compilation is given up. An unknown request is
         ignored."""
+        self.pace.drop(request_id)
         if (grammar := self._grammars.pop(request_id, None)) is not None:
             self._cache.release(grammar.spec, grammar.future)
 

@@ -7,6 +7,8 @@ from urllib.parse import quote, unquote, urldefrag, urljoin
 
 _DATA = frozenset({"const", "enum", "default", "examples"})  # these keywords hold values, not schemas
 _MAX_BASE = 2000  # characters of a "$id"; each reference is joined to it
+# Of the path of a subschema. Each subschema below repeats it, so a name of a megabyte would need gigabytes of memory.
+MAX_PATH_CHARACTERS = 2048
 
 
 def with_local_references(schema: Any) -> Any:  # Any: JSON
@@ -71,7 +73,9 @@ def moved(node: Any, root: str) -> Any:  # Any: JSON
             else moved(value, root)
             for key, value in node.items()
         }
-    return [moved(item, root) for item in node] if isinstance(node, list) else node
+    if not isinstance(node, list):
+        return node
+    return [moved(item, root) for item in node]
 
 
 def _localize(reference: str, base: str, places: Mapping[str, str]) -> str | None:
@@ -88,7 +92,8 @@ def _localize(reference: str, base: str, places: Mapping[str, str]) -> str | Non
     if root is None or (fragment and not fragment.startswith("/")):
         return None
     # one spelling, as the library needs it
-    return root + "".join(f"/{quote(unquote(part), safe='~$')}" for part in fragment.split("/")[1:])
+    parts = (quote(unquote(part), safe="~$") for part in fragment.split("/")[1:])
+    return root + "".join(f"/{part}" for part in parts)
 
 
 def _base(base: str, own: str) -> str:
@@ -105,6 +110,8 @@ def _subschemas(node: Any, path: str, base: str) -> Iterator[tuple[dict[str, Any
     stack: list[tuple[Any, str, str]] = [(node, path, base)]
     while stack:
         node, path, base = stack.pop()
+        if len(path) > MAX_PATH_CHARACTERS:
+            continue
         if isinstance(node, dict):
             if isinstance(node.get("$id"), str):
                 base = _base(base, node["$id"])

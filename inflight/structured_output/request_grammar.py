@@ -1,10 +1,12 @@
 """`RequestGrammar`: the grammar of one request, and its position in it."""
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import cached_property
 
-from inflight.errors import ConfigError, InvalidRequestError, TokenizerError
+from inflight.errors import ConfigError, InvalidRequestError, OverloadedError, TokenizerError
+from inflight.structured_output import pace
 from inflight.structured_output.answer_frame_reader import FrameReader, Position, Section
 from inflight.structured_output.backend import ALL_ALLOWED, CompiledGrammar, GrammarMatcher, MaskRows
 from inflight.structured_output.spec import GrammarSpec
@@ -39,10 +41,18 @@ class RequestGrammar:
         if self.future.cancelled():
             return "the engine was closed"
         error = self.future.exception()
-        if isinstance(error, InvalidRequestError | ConfigError | TokenizerError):
+        if isinstance(error, InvalidRequestError | ConfigError | TokenizerError | OverloadedError):
             return str(error)
         self._is_compiled = error is None
-        return "" if error is None else f"the grammar could not be compiled: {type(error).__name__}: {error}"
+        if error is None:
+            return ""
+        return f"the grammar could not be compiled: {type(error).__name__}: {error}"
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether it was not compiled because another client's grammar needed its place in the queue."""
+        is_done = self.future.done() and not self.future.cancelled()
+        return is_done and isinstance(self.future.exception(), OverloadedError)
 
     @property
     def is_ready(self) -> bool:
@@ -77,10 +87,15 @@ class RequestGrammar:
         return ""
 
     def replay(self, token_ids: Sequence[int]) -> None:
-        """Advance over the emitted tokens of a resumed request. Stop if the grammar does not admit a token. Call this once,
-        when the compilation has ended. No other thread may use the request meanwhile."""
+        """Advance over the emitted tokens of a resumed request. Stop if the grammar does not admit a token, or needs more
+        processor time than `MAX_TOTAL_SECONDS`. Call this once, when the compilation has ended. No other thread may use the
+        request meanwhile."""
+        begin = time.thread_time()
         for token_id in token_ids:
             if self.failure or self.advance(token_id):
+                return
+            if time.thread_time() - begin > pace.MAX_TOTAL_SECONDS:
+                self.fail(pace.TOO_SLOW)
                 return
 
     def has_ended(self) -> bool:
@@ -91,11 +106,15 @@ class RequestGrammar:
         """The next tokens, as long as exactly one is admitted; at most `limit` tokens."""
         if self.is_inside_answer:
             return self.matcher.forced_tokens(limit)
-        return list(self._reader.forced(self._position)[:limit]) if self._reader is not None else []
+        if self._reader is None:
+            return []
+        return list(self._reader.forced(self._position)[:limit])
 
     def num_free(self) -> int:
         """A number of next tokens that certainly need no mask."""
-        return 0 if self._reader is None else self._reader.num_free(self._position)
+        if self._reader is None:
+            return 0
+        return self._reader.num_free(self._position)
 
     def fill(self, draft_token_ids: Sequence[int], rows: MaskRows) -> str:
         """Write the `len(draft_token_ids) + 1` masks of a request that is not certainly inside the answer: row i is the mask

@@ -65,7 +65,8 @@ def find_refused(schema: dict[str, Any], refuses: Refuses, error: str) -> tuple[
         node.clear()
         node.update(before)  # in the same order: the order of properties is that of the text
         if is_cause:
-            found, inside = (path, node, keyword), f"{path}/{keyword}/"
+            found = (path, node, keyword)
+            inside = f"{path}/{keyword}/"
             if keyword not in WITH_SCHEMAS:
                 break
     return found
@@ -107,10 +108,12 @@ def _ends(node: Mapping[str, Any], path: str, nodes: Mapping[str, Any], ending: 
 
     if "$ref" in node and not ends(node["$ref"]):
         return False
-    if not all(ends(f"{path}/allOf/{i}") for i in range(len(node.get("allOf", ())))):
+    parts = range(len(node.get("allOf", ())))
+    if not all(ends(f"{path}/allOf/{i}") for i in parts):
         return False
     for keyword in ("anyOf", "oneOf"):
-        if node.get(keyword) and not any(ends(f"{path}/{keyword}/{i}") for i in range(len(node[keyword]))):
+        choices = range(len(node.get(keyword) or ()))
+        if choices and not any(ends(f"{path}/{keyword}/{i}") for i in choices):
             return False
     if "enum" in node or "const" in node:
         return True

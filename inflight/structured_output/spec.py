@@ -40,8 +40,10 @@ class GrammarSpec:
         kind = params.constraint
         if kind == "choice":
             text = json.dumps(list(dict.fromkeys(params.choice or ())), ensure_ascii=False)
+        elif kind == "json_object":
+            text = "{}"
         else:
-            text = "{}" if kind == "json_object" else getattr(params, kind)
+            text = getattr(params, kind)
         if params.disable_any_whitespace or params.separators is not None:
             return cls(kind, text, "", params.separators or _COMPACT, params.lenient)
         return cls(kind, text, params.whitespace_pattern or DEFAULT_WHITESPACE, is_lenient=params.lenient)
@@ -93,6 +95,7 @@ class ArgumentTags:
     `after_value`. A value that may be a string is written as plain text, without quotes; any other value is JSON.
 
     Attributes:
+        after_value: in it, {key} is the name of the property.
         not_in_value: texts that a string must not contain, because they end it.
         between: the text between two properties.
         is_json: whether every value is JSON, also a string.

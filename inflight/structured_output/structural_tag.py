@@ -49,7 +49,9 @@ class StructuralTag:
 
     @property
     def all_tags(self) -> tuple[Tag, ...]:
-        return self.tags if self.otherwise is None else (*self.tags, self.otherwise)
+        if self.otherwise is None:
+            return self.tags
+        return (*self.tags, self.otherwise)
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):

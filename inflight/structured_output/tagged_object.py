@@ -93,7 +93,8 @@ class TaggedObject:
             for kind, before in (("first", ""), ("next", between)):
                 rest = f"{self._name}_{number}_next_{i + 1}"
                 skipped = "" if is_required else f" | {self._name}_{number}_{kind}_{i + 1}"
-                self.rules.append(f"{self._name}_{number}_{kind}_{i}: {before} {whole} {rest}{skipped}")
+                rule = f"{self._name}_{number}_{kind}_{i}"
+                self.rules.append(f"{rule}: {before} {whole} {rest}{skipped}")
         self.rules += [f'{self._name}_{number}_{kind}_{len(written)}: ""' for kind in ("first", "next")]
         return f"{self._name}_{number}_first_0"
 
@@ -115,16 +116,17 @@ class TaggedObject:
         parser would read JSON as a string, too."""
         if self._tags.is_json:
             return f"{self._json(schema if isinstance(schema, Mapping) else {})} {self._write_text(self._tags.after_value)}"
-        strings, others = self._choices(schema, f"#/properties/{key}", 0)
+        closing = self._tags.after_value.replace("{key}", key)
+        strings, others = self._choices(schema, f"#/properties/{key}", closing, 0)
         return " | ".join(dict.fromkeys(strings or others))
 
-    def _choices(self, node: Any, where: str, depth: int) -> tuple[list[str], list[str]]:
-        """The alternatives for a value, each with the closing tag: those that are free text, and those that are constants or
+    def _choices(self, node: Any, where: str, closing: str, depth: int) -> tuple[list[str], list[str]]:
+        """The alternatives for a value, each with the tag `closing`: those that are free text, and those that are constants or
         JSON."""
         self._count()
-        end = self._write_text(self._tags.after_value)
+        end = self._write_text(closing)
         if not isinstance(node, Mapping):
-            return [self._string(self._text)], []
+            return [self._string(self._text, closing)], []
         node = self._whole(node)
         values = [node["const"]] if "const" in node else node.get("enum")
         if isinstance(values, list):
@@ -133,12 +135,12 @@ class TaggedObject:
         branches = node.get("anyOf") or node.get("oneOf")
         if isinstance(branches, list) and depth < _MAX_DEPTH:
             rest = {key: value for key, value in node.items() if key not in ("anyOf", "oneOf")}
-            found = [self._choices({**rest, **_mapping(branch)}, where, depth + 1) for branch in branches]
+            found = [self._choices({**rest, **_mapping(branch)}, where, closing, depth + 1) for branch in branches]
             return [each for strings, _ in found for each in strings], [each for _, some in found for each in some]
         types = node.get("type")
         if types == "string" or (isinstance(types, list) and "string" in types):
             self._refuse(node, _NOT_IN_STRING, where)
-            return [self._string(self._limited_text(node))], []
+            return [self._string(self._limited_text(node), closing)], []
         return [], [f"{self._json(node)} {end}"]
 
     def _json(self, node: Schema) -> str:
@@ -160,7 +162,8 @@ class TaggedObject:
         return whole
 
     def _limited_text(self, node: Schema) -> str:
-        least, most = node.get("minLength", 0), node.get("maxLength")
+        least = node.get("minLength", 0)
+        most = node.get("maxLength")
         if not least and most is None:
             return self._text
         text = f"{self._text}_{len(self.rules)}"
@@ -168,8 +171,8 @@ class TaggedObject:
         self.rules.append(f"{text}: /(.|\\n){repetition}/ & {self._text}")
         return text
 
-    def _string(self, text: str) -> str:
-        sequence, rules = self._write_closed(f"{self._name}_{len(self.rules)}", text, self._tags.after_value)
+    def _string(self, text: str, closing: str) -> str:
+        sequence, rules = self._write_closed(f"{self._name}_{len(self.rules)}", text, closing)
         self.rules += rules
         return sequence
 
@@ -177,7 +180,9 @@ class TaggedObject:
         """The schema that "$ref" refers to; empty if there is no reference, or if it leads nowhere."""
         reference = node.get("$ref")
         try:
-            return _mapping(referred(self._root, reference)) if isinstance(reference, str) else {}
+            if not isinstance(reference, str):
+                return {}
+            return _mapping(referred(self._root, reference))
         except KeyError:
             return {}
 

@@ -2,8 +2,11 @@
 
 It counts the tokens of the reasoning, in all its parts together. Tags do not count. When the budget is spent, only the next
 token of the closing text is admitted, until this text is complete. Then the text goes on as after reasoning that the model has
-closed itself, but no more reasoning may begin. If the budget is spent in the middle of a character, the model may complete the
-character first.
+closed itself, but no more reasoning may begin with the text, or with a further message. If the budget is spent in the middle of
+a character, the model may complete the character first.
+
+Reasoning that comes again behind text may have `MOST_BEHIND_TEXT` tokens more than the budget, in all its parts together. So an
+answer needs no masks only because an opening tag might come in it.
 
 Until the budget is spent, every token is admitted that is admitted without a budget. So a text whose reasoning is shorter is
 the same with a budget and without one.
@@ -20,6 +23,8 @@ from inflight.structured_output.answer_frame_reader import (
     Section,
 )
 from inflight.structured_output.backend import GrammarMatcher, MaskRow, allow_only
+
+MOST_BEHIND_TEXT = 16
 
 
 class ThinkingBudget(FrameReader):
@@ -46,15 +51,22 @@ class ThinkingBudget(FrameReader):
         following = self._reader.advance(position, token_id, matcher)
         if following is None:
             return None
-        num_thoughts, num_closing = position.num_thoughts, 0
+        num_thoughts = position.num_thoughts
+        num_closing = 0
+        num_granted = position.num_granted
         if following.section is Section.REASONING:
-            num_thoughts += position.section is Section.REASONING and not forced
+            if position.section is Section.REASONING:
+                num_thoughts += not forced
+            elif position.quoting is not None:
+                num_granted = self._num_granted(num_thoughts)
             num_closing = position.num_closing + bool(forced)
             if num_closing == len(self._closing):  # it does not close this reasoning
                 return None
-        section, literals, seen, num_blanks, is_answer, _, _, may_think = following
+        section, literals, seen, num_blanks, is_answer, _, _, may_think, _, quoting = following
         # not `_replace`, which takes three times as long
-        counted = Position(section, literals, seen, num_blanks, is_answer, num_thoughts, num_closing, may_think)
+        counted = Position(
+            section, literals, seen, num_blanks, is_answer, num_thoughts, num_closing, may_think, num_granted, quoting
+        )
         return self._bounded(counted)
 
     def fill(self, position: Position, matcher: GrammarMatcher, row: MaskRow) -> None:
@@ -67,9 +79,9 @@ class ThinkingBudget(FrameReader):
         return self._reader.without_thoughts(position)
 
     def forced(self, position: Position) -> Sequence[int]:
-        if position.section is not Section.REASONING or position.num_thoughts < self._budget:
+        num_more = position.num_thoughts - self._budget - position.num_granted
+        if position.section is not Section.REASONING or num_more < 0:
             return ()
-        num_more = position.num_thoughts - self._budget
         if not position.num_closing and num_more < MAX_CHARACTER_BYTES - 1 and _ends_within_character(position.seen):
             return ()
         return self._closing[position.num_closing :]
@@ -77,10 +89,19 @@ class ThinkingBudget(FrameReader):
     def num_free(self, position: Position) -> int:
         if position.section is Section.FREE:
             return UNLIMITED
-        return min(self._reader.num_free(position), max(self._budget - position.num_thoughts, 0))
+        num_granted = position.num_granted
+        if position.section is Section.ANSWER and position.quoting is not None:
+            num_granted = self._num_granted(position.num_thoughts)
+        return min(self._reader.num_free(position), max(self._budget + num_granted - position.num_thoughts, 0))
+
+    def _num_granted(self, num_thoughts: int) -> int:
+        """How many tokens beyond the budget reasoning may have that begins behind text now. It then has at least
+        `MOST_BEHIND_TEXT` tokens, unless earlier parts have used them."""
+        return min(max(num_thoughts + MOST_BEHIND_TEXT - self._budget, 0), MOST_BEHIND_TEXT)
 
     def _bounded(self, position: Position) -> Position:
-        if position.section is Section.ANSWER and position.num_thoughts >= self._budget:
+        is_spent = position.num_thoughts >= self._budget and position.quoting is None
+        if position.section is Section.ANSWER and is_spent:
             return self._reader.without_thoughts(position)
         return position
 

@@ -43,7 +43,9 @@ class TokenTexts:
         return bits.view(np.int32)
 
     def bytes_of(self, token_id: int) -> bytes:
-        return self._vocabulary[token_id] if token_id < len(self._vocabulary) else b""
+        if token_id < len(self._vocabulary):
+            return self._vocabulary[token_id]
+        return b""
 
     def continuing(self, text: bytes) -> list[int]:
         """The tokens that are the beginning of `text`, or that begin with `text`."""
@@ -59,7 +61,8 @@ class TokenTexts:
         return [(token_id, found.partition(text)[2]) for found, token_id in self._sorted if text in found]
 
     def _equal_to(self, text: bytes) -> list[int]:
-        first, last = bisect_left(self._sorted, (text, 0)), bisect_left(self._sorted, (text + b"\0", 0))
+        first = bisect_left(self._sorted, (text, 0))
+        last = bisect_left(self._sorted, (text + b"\0", 0))
         return [token_id for _, token_id in self._sorted[first:last]]
 
     def _beginning_with(self, text: bytes) -> list[tuple[bytes, int]]:

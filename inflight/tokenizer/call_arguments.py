@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from inflight.tokenizer.probes import QUESTION, Message, Render, a_call, a_result, a_tool, first_rendered
 
-_ARGUMENTS = {"probe_key": 1}
+_ARGUMENTS = {"probe_key": 71930}  # the number stands in no other part of the prompt
 _ESCAPED_QUOTE = "&#34;"
 _CUT = '{"probe_key": "cu'
 
@@ -22,7 +22,8 @@ def need_text(render: Render) -> bool:
     """Whether a template writes the arguments of an invented call as JSON only if they are text."""
     text = json.dumps(_ARGUMENTS)
     of_object = _render_call(render, _ARGUMENTS)
-    if of_object and str(_ARGUMENTS) not in of_object and _ESCAPED_QUOTE not in of_object:
+    is_written = str(_ARGUMENTS["probe_key"]) in of_object
+    if is_written and str(_ARGUMENTS) not in of_object and _ESCAPED_QUOTE not in of_object:
         return False
     of_text = _render_call(render, text)
     return text in of_text and _ESCAPED_QUOTE not in of_text
@@ -62,6 +63,13 @@ def called_with_objects(conversation: Sequence[Message]) -> list[dict[str, Any]]
 
 
 def _render_call(render: Render, arguments: Mapping[str, Any] | str) -> str:
-    """Renders a conversation with a call, and with its result if the template needs one; "" if the template refuses both."""
-    turns = [QUESTION, a_call(arguments), a_result()]
-    return first_rendered(render, (turns[:2], turns), [a_tool(*_ARGUMENTS)])
+    """Renders a conversation with a call, and with its result if the template needs one; "" if the template refuses both. Some
+    templates write a call only if the content is null."""
+    written = arguments if isinstance(arguments, str) else str(_ARGUMENTS["probe_key"])
+    found = ""
+    for content in ("", None):
+        turns = [QUESTION, {**a_call(arguments), "content": content}, a_result()]
+        found = first_rendered(render, (turns[:2], turns), [a_tool(*_ARGUMENTS)])
+        if written in found:
+            break
+    return found

@@ -1,33 +1,31 @@
 """Chat templates: turn messages into a prompt, as transformers' `apply_chat_template` does.
 
-A template comes with the model and is not trusted. It runs in jinja2's immutable sandbox and gets only plain JSON data. The
-size of its output and of repeated values is limited. See https://huggingface.co/docs/transformers/chat_templating.
+A template comes with the model and is not trusted. It runs in a `TemplateSandbox`, which bounds its time and memory, and gets
+only plain JSON data. See https://huggingface.co/docs/transformers/chat_templating.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.ext
 import jinja2.meta
 from jinja2 import nodes
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inflight.errors import InvalidRequestError, TokenizerError
 from inflight.tokenizer.folder_tokenizer import read_special_tokens, read_tokenizer_config
 from inflight.tokenizer.messages import TOOL, check_messages, check_objects, check_template_kwargs
 from inflight.tokenizer.probes import QUESTION
 from inflight.tokenizer.reasoning_effort import ReasoningEffort
+from inflight.tokenizer.sandbox.budget import TemplateBudget, TemplateLimitError
+from inflight.tokenizer.sandbox.environment import TemplateSandbox
 from inflight.tokenizer.template_form import TemplateForm
 
-MAX_RENDERED_CHARS = 2**25
+_MAX_REASON = 2000  # characters that a template can put into an error
+_PROBE_STEPS = 2**22  # an invented conversation is short, and a template is rendered with many
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -45,7 +43,7 @@ class ChatTemplate:
             TokenizerError: a template is not valid Jinja.
         """
         self.default_source = sources.get("default")
-        environment = _environment()
+        sandbox = TemplateSandbox()
         self._special_tokens = dict(special_tokens or {})
         self._compiled: dict[str, jinja2.Template] = {}
         self._forms: dict[str, TemplateForm] = {}
@@ -53,11 +51,11 @@ class ChatTemplate:
         self._efforts: dict[str, ReasoningEffort] = {}
         for name, source in sources.items():
             try:
-                parsed = environment.parse(source)
+                parsed = sandbox.read(source)
                 self._tool_names[name] = _name_of_tools(parsed)
                 self._efforts[name] = ReasoningEffort(partial(self._takes_effort, name))
                 self._forms[name] = TemplateForm(partial(self._probe, name), loops=_loops_over_content(parsed))
-                self._compiled[name] = environment.from_string(parsed)
+                self._compiled[name] = sandbox.make(parsed)
             except Exception as error:  # too deep nesting is a SyntaxError, a RecursionError or a MemoryError
                 line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
                 raise TokenizerError(f"the chat template {name!r} is not valid{line}: {error}") from error
@@ -103,7 +101,8 @@ class ChatTemplate:
             )
         name = self._select(has_tools=bool(tools))
         conversation = check_messages(messages)
-        has_content = bool(conversation[-1].get("content")) or isinstance(conversation[-1].get("content"), str)
+        content = conversation[-1].get("content")
+        has_content = bool(content) or isinstance(content, str)
         conversation = self._forms[name].prepare(conversation, continues=continue_final_message)
         final_text = _tag_final_message(conversation, has_content=has_content) if continue_final_message else ""
         variables: dict[str, Any] = {
@@ -114,8 +113,11 @@ class ChatTemplate:
             "documents": check_objects(documents, "documents", "a dict like {'title': ..., 'text': ...}") or None,
             "add_generation_prompt": add_generation_prompt,
         }
-        rendered = _render(self._compiled[name], variables)
-        return _cut_at_tag(rendered, final_text) if continue_final_message else rendered
+        budget = TemplateBudget.of_chat(len(conversation), sum(map(_num_characters, conversation)))
+        rendered = _render(self._compiled[name], variables, budget)
+        if not continue_final_message:
+            return rendered
+        return _cut_at_tag(rendered, final_text)
 
     def _variables(self, name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
         """The further variables of a request, with a level of effort that the template takes."""
@@ -123,14 +125,16 @@ class ChatTemplate:
         effort = variables.get("reasoning_effort")
         if isinstance(effort, str) and (taken := self._efforts[name].nearest(effort)) != effort:
             variables = {key: value for key, value in variables.items() if key != "reasoning_effort"}
-            return variables if taken is None else {**variables, "reasoning_effort": taken}
+            if taken is None:
+                return variables
+            return {**variables, "reasoning_effort": taken}
         return variables
 
     def _takes_effort(self, name: str, effort: str | None) -> bool:
         given = {"messages": [QUESTION], "tools": None, "add_generation_prompt": True}
         variables = {} if effort is None else {"reasoning_effort": effort}
         with suppress(InvalidRequestError):
-            _render(self._compiled[name], {**self._special_tokens, **variables, **given})
+            self._render_probe(name, {**variables, **given})
             return True
         return False
 
@@ -147,7 +151,10 @@ class ChatTemplate:
             self._tool_names[name]: tools or None,
             "add_generation_prompt": add_generation_prompt,
         }
-        return _render(self._compiled[name], {**self._special_tokens, **given})
+        return self._render_probe(name, given)
+
+    def _render_probe(self, name: str, variables: Mapping[str, Any]) -> str:
+        return _render(self._compiled[name], {**self._special_tokens, **variables}, TemplateBudget(_PROBE_STEPS))
 
     def _select(self, *, has_tools: bool) -> str:
         if not self._compiled:
@@ -223,7 +230,9 @@ def _of_config(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 def _name_of_tools(template: nodes.Template) -> str:
     """The variable from which the template reads the tools. SmolLM3's has another name for it."""
     names = jinja2.meta.find_undeclared_variables(template)
-    return "xml_tools" if "xml_tools" in names and "tools" not in names else "tools"
+    if "xml_tools" in names and "tools" not in names:
+        return "xml_tools"
+    return "tools"
 
 
 def _loops_over_content(template: nodes.Template) -> bool:
@@ -235,117 +244,30 @@ def _loops_over_content(template: nodes.Template) -> bool:
     )
 
 
-# -- the environment, as transformers sets it up -------------------------------------------------------------------------
+def _num_characters(message: Mapping[str, Any]) -> int:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part.get("text", "")) for part in content)
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """jinja2 bounds `range` only. This class also bounds repetition and powers, which can fill the memory as well."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        for value, times in ((left, right), (right, left)):
-            if (
-                isinstance(value, (str, list, tuple))
-                and isinstance(times, int)
-                and len(value) * times > MAX_RENDERED_CHARS
-            ):
-                raise jinja2.TemplateRuntimeError("the template repeats a value too many times")
-        if operator == "**" and (abs(left) > 2**16 or abs(right) > 64):
-            raise jinja2.TemplateRuntimeError("the template raises a number to too high a power")
-        return super().call_binop(context, operator, left, right)
+# -- rendering -----------------------------------------------------------------------------------------------------------
 
 
-class _GenerationTag(jinja2.ext.Extension):
-    """{% generation %} marks the assistant's text for training. In a prompt its body is rendered unchanged."""
-
-    tags = {"generation"}  # noqa: RUF012  declared like this in the base class
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """Refuses names that begin with an underscore, so that templates cannot reach Python's internals."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:  # no `self`, so that namespace(self=...) works, as in jinja2
-        attributes: dict[str, Any] = dict(*args[1:], **kwargs)
-        for name in attributes:
-            _check_attribute(name)
-        jinja2.utils.Namespace.__init__(args[0], attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_attribute(name)
-        super().__setitem__(name, value)
-
-
-def _check_attribute(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a template may not store {name!r} on a namespace")
-
-
-class _Dict:
-    """Gives templates `dict(...)` and `dict.fromkeys(...)`, but not the class `dict` itself."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
-
-
-def _environment() -> _Sandbox:
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals |= {
-        "raise_exception": _raise_exception,
-        "strftime_now": lambda format: datetime.now().strftime(format),
-        "dict": _Dict(),
-        "namespace": _Namespace,
-    }
-    return environment
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """The filter `tojson`. jinja2's own filter of this name escapes HTML. What `map` and `select` return becomes a list."""
-    if isinstance(value, Iterator):
-        value = list(value)
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _render(template: jinja2.Template, variables: dict[str, Any]) -> str:
-    pieces: list[str] = []
-    room = MAX_RENDERED_CHARS
+def _render(template: jinja2.Template, variables: dict[str, Any], budget: TemplateBudget) -> str:
     try:
-        for piece in template.generate(variables):
-            pieces.append(piece)
-            room -= len(piece)
-            if room < 0:
-                raise InvalidRequestError(
-                    f"the chat template made more than {MAX_RENDERED_CHARS} characters from the messages"
-                )
-    except InvalidRequestError:
-        raise
+        return TemplateSandbox.render(template, variables, budget)
+    except TemplateLimitError as error:
+        raise InvalidRequestError(
+            f"the chat template of the model does too much, whatever the request asks for: {error.message}; "
+            "give the engine another one with chat_template"
+        ) from error
     except jinja2.TemplateError as error:
-        raise InvalidRequestError(
-            f"the chat template refuses the messages: {error.message or type(error).__name__}"
-        ) from error
+        reason = str(error.message or type(error).__name__)[:_MAX_REASON]
+        raise InvalidRequestError(f"the chat template refuses the messages: {reason}") from error
     except Exception as error:  # a template can raise whatever Python can: len(None), 1 + "a", [][0]
-        raise InvalidRequestError(
-            f"the chat template failed on the messages: {type(error).__name__}: {error}"
-        ) from error
-    return "".join(pieces)
+        reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
+        raise InvalidRequestError(f"the chat template failed on the messages: {reason}") from error
 
 
 # -- continue_final_message ----------------------------------------------------------------------------------------------

@@ -18,7 +18,9 @@ def takes_parts(render: Render, role: str) -> bool | None:
     parts = [_text(_FIRST), _text(_SECOND)]
     if _is_written(_render(render, role, parts)):
         return True
-    return False if _is_written(_render(render, role, f"{_FIRST}\n{_SECOND}")) else None
+    if _is_written(_render(render, role, f"{_FIRST}\n{_SECOND}")):
+        return False
+    return None
 
 
 def takes_thoughts(render: Render) -> bool:
@@ -52,5 +54,6 @@ def _render(render: Render, role: str, content: object) -> str:
     elif role == "system":
         conversations = [[message, QUESTION]]
     elif role == "tool":
-        conversations, tools = [[QUESTION, a_call({"a": 1}), a_result(content)]], [a_tool("a")]
+        conversations = [[QUESTION, a_call({"a": 1}), a_result(content)]]
+        tools = [a_tool("a")]
     return first_rendered(render, conversations, tools)

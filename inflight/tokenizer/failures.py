@@ -13,9 +13,13 @@ def encoding_failure(error: BaseException) -> BaseException:
         return InvalidRequestError(
             f"the text holds a lone surrogate at character {error.start}: it is not valid Unicode"
         )
-    return InvalidRequestError(f"the tokenizer cannot encode this text: {error}") if is_panic(error) else error
+    if not is_panic(error):
+        return error
+    return InvalidRequestError(f"the tokenizer cannot encode this text: {error}")
 
 
 def decoding_failure(error: BaseException) -> BaseException:
     """The same for token ids that cannot be decoded."""
-    return InvalidRequestError(f"the tokenizer cannot decode these tokens: {error}") if is_panic(error) else error
+    if not is_panic(error):
+        return error
+    return InvalidRequestError(f"the tokenizer cannot decode these tokens: {error}")

@@ -46,13 +46,15 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
         raise _unusable(file, f"{_PREFIX}tokens lists a token twice")
     special = _special_tokens(file, tokens)
     if is_sentencepiece:
-        backend, has_bos = _sentencepiece(file, tokens, vocabulary), True
+        backend = _sentencepiece(file, tokens, vocabulary)
+        has_bos = True
     else:
         split = find_split(file, special.get("bos_token"))
         if split is None:
             known = ", ".join(SPLITS)
             raise _unusable(file, f"{PRE}={file.metadata[PRE]!r} is not known; known are {known}")
-        backend, has_bos = _byte_level(file, vocabulary, split), split.has_bos
+        backend = _byte_level(file, vocabulary, split)
+        has_bos = split.has_bos
     _add_tokens(file, backend, tokens)
     _surround(file, backend, special, has_bos=has_bos)
     return Tokenizer(backend, special)
@@ -97,7 +99,8 @@ def _sentencepiece(file: GgufFile, tokens: list[str], vocabulary: dict[str, int]
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), *spaces])
         backend.decoder = decoders.Sequence([*words, decoders.Strip(" ", 1, 0)])
     else:
-        backend.normalizer, backend.decoder = normalizers.Sequence(spaces), decoders.Sequence(words)
+        backend.normalizer = normalizers.Sequence(spaces)
+        backend.decoder = decoders.Sequence(words)
     return backend
 
 

@@ -43,7 +43,8 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
         message, content = {**message, "content": ""}, ""
     if content is None and role != "assistant":  # an assistant's message may have only tool calls
         raise InvalidRequestError(f"{where} (role {role!r}) has no content")
-    checked = {key: plain_json(value, f"{where}[{key!r}]") for key, value in message.items() if value is not None}
+    given = {key: value for key, value in message.items() if value is not None}
+    checked = {key: plain_json(value, f"{where}[{key!r}]") for key, value in given.items()}
     if checked.get("tool_calls") == []:
         del checked["tool_calls"]
     if content is not None:
@@ -94,7 +95,8 @@ def _thought(value: Any, where: str) -> str:
         raise InvalidRequestError(
             f"{where} is a part of type {THINKING!r} without a text or a list of text parts in {THINKING!r}"
         )
-    return "".join(_check_part(part, f"{where}[{THINKING!r}][{i}]", "")["text"] for i, part in enumerate(value))
+    parts = (_check_part(part, f"{where}[{THINKING!r}][{i}]", "") for i, part in enumerate(value))
+    return "".join(part["text"] for part in parts)
 
 
 def set_reasoning(message: dict[str, Any], reasoning: str) -> None:

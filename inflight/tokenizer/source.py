@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from inflight.config.gguf_file import read_gguf
+from inflight.config.gguf_parts import read_gguf
 from inflight.damaged_files import named_errors
 from inflight.errors import TokenizerError
 from inflight.hub import resolve_tokenizer_folder
@@ -20,7 +20,9 @@ def read_tokenizer(model_folder: Path, tokenizer: str | None) -> Tokenizer:
     """
     source = _source(model_folder, tokenizer)
     with named_errors(TokenizerError, source, "its tokenizer"):
-        return gguf_tokenizer(read_gguf(source)) if source.is_file() else folder_tokenizer(source)
+        if source.is_file():
+            return gguf_tokenizer(read_gguf(source))
+        return folder_tokenizer(source)
 
 
 def read_chat_template(model_folder: Path, tokenizer: str | None, given: str | None) -> ChatTemplate:
@@ -39,4 +41,6 @@ def read_chat_template(model_folder: Path, tokenizer: str | None, given: str | N
 def _source(model_folder: Path, tokenizer: str | None) -> Path:
     """The folder of the tokenizer, or a GGUF file that has no tokenizer.json beside it."""
     source = model_folder if tokenizer is None else resolve_tokenizer_folder(tokenizer)
-    return source.parent if source.is_file() and (source.parent / "tokenizer.json").is_file() else source
+    if source.is_file() and (source.parent / "tokenizer.json").is_file():
+        return source.parent
+    return source

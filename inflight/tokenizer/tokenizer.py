@@ -6,21 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 import tokenizers
 from tokenizers import AddedToken
 
-from inflight.errors import TokenizerError
 from inflight.tokenizer.failures import decoding_failure, encoding_failure
-from inflight.tokenizer.fewest_tokens import FewestTokens, components_of
 from inflight.tokenizer.incremental import ByteLevelDecoder, IncrementalDecoder
+from inflight.tokenizer.longest_token import components_of, fewest_tokens
 from inflight.tokenizer.window_decoder import WindowDecoder
 
 _MAX_PROMPT_CONTEXT = 8  # prompt tokens that an incremental decoder gets as the context of the first output token
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")  # how vocabularies like sentencepiece's spell a byte
+_PRINTABLE = (("!", "~"), ("¡", "¬"), ("®", "ÿ"))  # the ranges of Latin-1's printable characters without blanks
 
 
 def _byte_of_character() -> dict[str, int]:
     """GPT-2's alphabet: byte-level BPE spells each byte as one printable character. Bytes that are printable in Latin-1 are
     written as themselves. The other 68 bytes are written as U+0100 and the characters after it, in order (Radford et al. 2019,
     `bytes_to_unicode` in github.com/openai/gpt-2)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable = [byte for first, last in _PRINTABLE for byte in range(ord(first), ord(last) + 1)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
@@ -35,6 +35,9 @@ class Tokenizer:
         special_tokens: "bos_token", "eos_token", ... -> text; only the tokens that the folder names.
         bos_token_id, eos_token_id, unk_token_id: the ids of these tokens; None if the folder names no such token.
         all_special_ids: the ids of the tokens that `skip_special_tokens` leaves out.
+        added_texts: id -> text of each added token, special or not.
+        is_byte_level: the vocabulary spells each byte as one character (byte-level BPE).
+        has_byte_fallback: bytes that have no other token are tokens like <0x0A> (as in sentencepiece).
         vocab_size: the number of tokens, added tokens included. A model may have more logits than this (padding).
         fewest_tokens: computes a lower bound for the number of tokens of a text, without tokenizing it.
     """
@@ -55,12 +58,13 @@ class Tokenizer:
         self.bos_token_id, self.eos_token_id, self.unk_token_id = (
             ids.get(f"{name}_token") for name in ("bos", "eos", "unk")
         )
+        self.added_texts = {token_id: token.content for token_id, token in added.items()}
         self.all_special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
-        self.fewest_tokens = FewestTokens(backend)
+        self.fewest_tokens = fewest_tokens(backend)
         decoders = [each["type"] for each in components_of(backend.decoder, "decoders")]
-        self._is_byte_level = decoders == ["ByteLevel"]
-        self._has_byte_fallback = "ByteFallback" in decoders
+        self.is_byte_level = decoders == ["ByteLevel"]
+        self.has_byte_fallback = "ByteFallback" in decoders
         self._token_bytes: dict[int, bytes] = {}  # filled when tokens occur
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -86,7 +90,7 @@ class Tokenizer:
 
     def decode_token(self, token_id: int) -> str:
         """The text that a token adds inside a longer text, with its leading space. "�" if it is only a part of a character."""
-        if self._is_byte_level:
+        if self.is_byte_level:
             return self.token_bytes(token_id).decode("utf-8", "replace")
         once = self.decode([token_id], skip_special_tokens=False)
         return self.decode([token_id, token_id], skip_special_tokens=False)[len(once) :]
@@ -100,7 +104,8 @@ class Tokenizer:
         """The UTF-8 bytes of a byte-level token; b"" for an id without a token."""
         found = self._token_bytes.get(token_id)
         if found is None:
-            found = self._token_bytes[token_id] = _piece_to_bytes(self.id_to_piece(token_id) or "")
+            piece = self.id_to_piece(token_id)
+            found = self._token_bytes[token_id] = _piece_to_bytes(piece or "")
         return found
 
     def vocabulary(self) -> dict[str, int]:
@@ -111,42 +116,17 @@ class Tokenizer:
         """The tokenizer.json of this tokenizer, in which its special tokens are marked as special."""
         return str(self._backend.to_str())
 
-    def vocabulary_bytes(self) -> list[bytes]:
-        """The bytes that each token id adds to a text. A special token adds its own text. An id without a token adds b"".
-
-        Raises:
-            TokenizerError: the vocabulary is neither byte-level nor sentencepiece-like with byte fallback.
-        """
-        if not (self._is_byte_level or self._has_byte_fallback):
-            raise TokenizerError(
-                "this tokenizer's tokens have no bytes of their own: it is neither byte-level BPE nor sentencepiece-like "
-                "with byte fallback"
-            )
-        added = {token_id: token.content for token_id, token in self._backend.get_added_tokens_decoder().items()}
-        return [
-            self._bytes_in_text(token_id, added.get(token_id))
-            for token_id in range(1 + max(self._backend.get_vocab(with_added_tokens=True).values()))
-        ]
-
-    def _bytes_in_text(self, token_id: int, added: str | None) -> bytes:
-        if added is not None:
-            return added.encode("utf-8")
-        if self._is_byte_level:
-            return self.token_bytes(token_id)
-        byte = self.byte_fallback(token_id)
-        return (
-            bytes([byte]) if byte is not None else (self.id_to_piece(token_id) or "").replace("▁", " ").encode("utf-8")
-        )
-
     def byte_fallback(self, token_id: int) -> int | None:
         """The byte of a token like <0x0A>, if the tokenizer has byte fallback; otherwise None."""
-        found = _BYTE_PIECE.fullmatch(self.id_to_piece(token_id) or "") if self._has_byte_fallback else None
+        if not self.has_byte_fallback:
+            return None
+        found = _BYTE_PIECE.fullmatch(self.id_to_piece(token_id) or "")
         return None if found is None else int(found[1], 16)
 
     def incremental_decoder(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> IncrementalDecoder:
         """Returns a decoder for the tokens after the prompt. The docstring of incremental.py defines the decoder's text."""
         skipped = self.all_special_ids if skip_special_tokens else frozenset()
-        if self._is_byte_level:
+        if self.is_byte_level:
             return ByteLevelDecoder(self.token_bytes, skipped)
         recent = prompt_token_ids[-4 * _MAX_PROMPT_CONTEXT :]
         context = [t for t in recent if t not in skipped and self.id_to_piece(t) is not None]

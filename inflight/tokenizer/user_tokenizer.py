@@ -21,7 +21,9 @@ class UserTokenizer:
 
     def __getattr__(self, name: str) -> Any:
         special = self._tokenizer.special_tokens
-        return special[name] if name in special else getattr(self._tokenizer, name)
+        if name in special:
+            return special[name]
+        return getattr(self._tokenizer, name)
 
     def __len__(self) -> int:
         return self._tokenizer.vocab_size
@@ -38,7 +40,8 @@ class UserTokenizer:
         return self._tokenizer.encode(text, add_special_tokens)
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
-        return self._tokenizer.decode([token_ids] if isinstance(token_ids, int) else token_ids, skip_special_tokens)
+        ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        return self._tokenizer.decode(ids, skip_special_tokens)
 
     def batch_decode(self, rows: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
         return [self._tokenizer.decode(ids, skip_special_tokens) for ids in rows]
@@ -83,4 +86,6 @@ class UserTokenizer:
             continue_final_message=continue_final_message,
             chat_template_kwargs=variables,
         )
-        return self._tokenizer.encode(text, add_special_tokens=False) if tokenize else text
+        if not tokenize:
+            return text
+        return self._tokenizer.encode(text, add_special_tokens=False)

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 WINDOW_SECONDS, CALM_SECONDS = 0.02, 0.15
 IDLE = 0.4  # a core that was idle for this share of a window is free
 # For the log and the metrics. Both times are longer, so a short load, such as a page that a browser opens, is not reported.
-TOLD_WINDOW_SECONDS, TOLD_CALM_SECONDS = 0.5, 10.0
+LOG_WINDOW_SECONDS, LOG_CALM_SECONDS = 0.5, 10.0
 
 
 class CoreSharing:
@@ -53,7 +53,8 @@ class CoreSharing:
         now = self._clock()
         if now - self._start < self._window:
             return False
-        was_shared, waited = self.is_shared, self._waited_seconds()
+        was_shared = self.is_shared
+        waited = self._waited_seconds()
         self.share = (waited - self._waited_before) / (now - self._start)
         self._start, self._waited_before = now, waited
         if self.share > SHARED:
@@ -79,7 +80,7 @@ class CoreBinding:
         waited = partial(waited_seconds, thread_id)
         self._sharing = CoreSharing(waited, clock, window=WINDOW_SECONDS, calm=CALM_SECONDS)
 
-    def follow(self) -> None:
+    def update(self) -> None:
         """Change the binding if company has come or gone."""
         if self._sharing.has_changed():
             is_free = self._sharing.is_shared
@@ -113,19 +114,19 @@ class LeaderPlace:
     ) -> None:
         self._leader, self._core, self._cores = leader, core, cores
         self._core_of, self._idle_seconds, self._clock = core_of, idle_seconds, clock
-        self._last_look, self._idle_before = 0.0, math.inf
+        self._last_update, self._idle_before = 0.0, math.inf
 
-    def follow(self) -> None:
+    def update(self) -> None:
         """Move the leader to its core if it is on another one, and its core is idle."""
         now = self._clock()
-        if now - self._last_look < WINDOW_SECONDS:
+        if now - self._last_update < WINDOW_SECONDS:
             return
         is_away = self._core_of(self._leader) != self._core
         idle = self._idle_seconds(self._core) if is_away else math.inf
-        if is_away and idle - self._idle_before >= IDLE * (now - self._last_look):
+        if is_away and idle - self._idle_before >= IDLE * (now - self._last_update):
             os.sched_setaffinity(self._leader, [self._core])
             os.sched_setaffinity(self._leader, self._cores)
-        self._last_look, self._idle_before = now, idle
+        self._last_update, self._idle_before = now, idle
 
 
 class CoreWatch:
@@ -147,16 +148,16 @@ class CoreWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.thread_ids, self._waited_seconds, self._binding = thread_ids, waited_seconds, binding
-        self._sharing = CoreSharing(self._mean_waited, clock, window=TOLD_WINDOW_SECONDS, calm=TOLD_CALM_SECONDS)
+        self._sharing = CoreSharing(self._mean_waited, clock, window=LOG_WINDOW_SECONDS, calm=LOG_CALM_SECONDS)
 
     @property
     def shares_cores(self) -> bool:
         return self._sharing.is_shared
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Call this after each step."""
         if self._binding is not None:
-            self._binding.follow()
+            self._binding.update()
         if self._sharing.has_changed():
             if self._sharing.is_shared:
                 logger.info(

@@ -74,7 +74,8 @@ def grammar_masks(
         return None
     assert plan.samples[output.rows].all(), f"step {plan.step_id} has grammar masks for rows that draw no token"
     sampling_rows = np.cumsum(plan.samples)[output.rows] - 1
-    starts, counts = draw_start_loc[sampling_rows], np.diff(draw_start_loc)[sampling_rows]
+    starts = draw_start_loc[sampling_rows]
+    counts = np.diff(draw_start_loc)[sampling_rows]
     assert np.array_equal(counts, output.num_masks), (
         f"step {plan.step_id}: rows {output.rows.tolist()} draw {counts.tolist()} tokens, but have masks for "
         f"{output.num_masks.tolist()}"
@@ -92,5 +93,6 @@ def message_of(
     that, a later step may begin, and it needs a valid input token.
     """
     message = np.full((len(num_emitted), width), -1, dtype=np.int32)
-    message[np.arange(width) < num_emitted[:, None]] = sampled[emitted_rows(num_emitted, draw_start_loc)].clip(min=0)
+    emitted = sampled[emitted_rows(num_emitted, draw_start_loc)]
+    message[np.arange(width) < num_emitted[:, None]] = emitted.clip(min=0)
     return message

@@ -84,7 +84,8 @@ class DrawnTokens:
             self._last[index] = message[:, 0].to(self._device)
             return
         columns = message.cpu().numpy()
-        tokens, self.drafts[slots] = columns[:, : self._k + 1], columns[:, self._k + 1 :]
+        tokens = columns[:, : self._k + 1]
+        self.drafts[slots] = columns[:, self._k + 1 :]
         counts = (tokens >= 0).sum(axis=1, dtype=np.int32)
         self.num_tokens[slots] = positions + counts
         self._last[index] = torch.from_numpy(tokens[np.arange(len(tokens)), counts - 1]).to(self._device)

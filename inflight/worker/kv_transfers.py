@@ -23,12 +23,15 @@ def make_transfers(
         ConfigError: a tier cannot be made.
         OutOfMemoryError: the host has too little free memory for the slab.
     """
-    transfer, layout = config.cache.transfer, config.parallel.layout
+    transfer = config.cache.transfer
+    layout = config.parallel.layout
     assert transfer is not None
     copies = block_copies(device, arena, kv_cache_config.num_slots)
     if not transfer.tiers:
         return RankTransfers(copies, None)
-    shard = f"tp{layout.tp_rank(rank)}of{layout.tensor_parallel_size}-pp{layout.pp_rank(rank)}of{layout.pipeline_parallel_size}"
+    of_tensors = f"tp{layout.tp_rank(rank)}of{layout.tensor_parallel_size}"
+    of_layers = f"pp{layout.pp_rank(rank)}of{layout.pipeline_parallel_size}"
+    shard = f"{of_tensors}-{of_layers}"
     # other kernels round differently, so their blocks get other names
     kernels = load_kernels() if device.kind == "cpu" else torch.cuda.get_device_name()
     computed_by = getattr(kernels, "instruction_set", kernels), torch.__version__

@@ -23,20 +23,23 @@ from inflight.device.accelerator import Accelerator
 from inflight.device.base import Device
 from inflight.errors import OutOfMemoryError
 from inflight.model_loader.weight_size import WeightSizes
-from inflight.worker.runner import Runner
+from inflight.worker.runner_base import RunnerBase
 
 
 class MemoryBudget:
     """Create it before the model is loaded, because the constructor records how much memory is free."""
 
     def __init__(self, config: EngineConfig, place: Place, device: Device) -> None:
-        self._cache, self._device = config.cache, device
-        self._is_cpu, self._is_first_start = device.kind == "cpu", config.cache.num_blocks is None
+        self._cache = config.cache
+        self._device = device
+        self._is_cpu = device.kind == "cpu"
+        self._is_first_start = config.cache.num_blocks is None
         self._free_bytes = device.available_memory_bytes()
         self._budget_bytes = device.budget_bytes(config.cache.memory_utilization)
         self._own_bytes = host_memory.own_bytes()
         parallel = config.parallel
-        self._num_local_ranks, self._num_engine_ranks = place.num_local_ranks, place.num_engine_ranks
+        self._num_local_ranks = place.num_local_ranks
+        self._num_engine_ranks = place.num_engine_ranks
         is_one_process = parallel.distributed_executor_backend == "uni"  # the ranks of an engine are its threads
         self._ranks_in_process = parallel.world_size if is_one_process else 1
         # the part of all ranks of one replica that is on this machine, times the number of replicas
@@ -75,7 +78,7 @@ class MemoryBudget:
         return int(whole * self._tensor_parallel_size * self._local_share)
 
     @torch.inference_mode()
-    def measure_available(self, runner: Runner) -> int:
+    def measure_available(self, runner: RunnerBase) -> int:
         """The bytes left for the KV cache of this rank: its share, minus the peak memory of a step and the bytes that the
         runner reserves. On a GPU the weights are subtracted from the share, too. Call this in the device's compute thread."""
         if not self._is_cpu:
@@ -114,7 +117,8 @@ class MemoryBudget:
 
     def _check_weights_on_gpu(self, num_bytes: int, total_bytes: int) -> None:
         """`total_bytes`: the GPU's memory."""
-        free_bytes, utilization = self._free_bytes, self._cache.memory_utilization
+        free_bytes = self._free_bytes
+        utilization = self._cache.memory_utilization
         if num_bytes <= self._budget_bytes:
             return
         ways = ["set quantization", "raise tensor_parallel_size or pipeline_parallel_size"]

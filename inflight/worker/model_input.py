@@ -13,12 +13,12 @@ import torch
 
 from inflight.attention.metadata import AttentionMetadata
 from inflight.interface.request import Int32Array, LogprobsColumns
-from inflight.interface.step import ModelRunnerOutput, NewRequestData, PromptLogprobs, SchedulerOutput
+from inflight.interface.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from inflight.sample.rows import SamplingMetadata, SamplingRows
 from inflight.sample.sampler import SamplerOutput
 from inflight.sample.verification import emitted_rows
 from inflight.worker.input_batch import StepInputs
-from inflight.worker.prompt_logprobs import PromptLogprobsSpan
+from inflight.worker.parts.row_parts import StepParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ForwardInput:
     metadata: SamplingMetadata | None  # made from `sampling_rows`
     draw_positions: Int32Array  # [num_draws]: how many tokens come before each drawn token
     num_prompt_tokens: Int32Array  # [num_draws]
-    prompt_logprobs: tuple[PromptLogprobsSpan, ...]
+    parts: StepParts | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ModelInput:
     sampling_rows: SamplingRows | None  # [num_sampling_rows], on the rank that draws
     num_prompt_tokens: Int32Array  # [num_sampling_rows]
     new_histories: tuple[NewRequestData, ...]  # the new requests whose older tokens affect their draws or drafts
-    prompt_logprobs: tuple[PromptLogprobsSpan, ...]
+    parts: StepParts | None  # what the step does for parts of requests
     message: Future[torch.Tensor] | None  # the tokens that the last pipeline stage draws and sends to this stage
     forward: ForwardInput | None = None
 
@@ -63,7 +63,6 @@ class ForwardOutput:
     """The results of the forward pass on the last pipeline stage. `sample` draws from them."""
 
     logits: torch.Tensor  # [num_draws, vocab_size] float32
-    prompt_logprobs: tuple[PromptLogprobs, ...]
     forward_input: ForwardInput
 
 
@@ -85,11 +84,11 @@ class DrawnStep:
     step_id: int
     drawn: SamplerOutput | None = None
     verified: VerifiedDraws | None = None
-    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    parts: StepParts | None = None
 
     def to_output(self) -> ModelRunnerOutput:
         """Copy the results to the host and return the step's output. This waits for the device."""
-        output = ModelRunnerOutput(step_id=self.step_id, prompt_logprobs=self.prompt_logprobs)
+        output = ModelRunnerOutput(step_id=self.step_id, parts=() if self.parts is None else self.parts.results())
         if self.drawn is None:
             return output
         output = replace(output, sampled_token_ids=self.drawn.token_ids.cpu().numpy().astype(np.int32, copy=False))

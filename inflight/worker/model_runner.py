@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inflight.attention.backend import MetadataBuilder
 from inflight.attention.metadata import AttentionInputs, AttentionMetadata
 from inflight.distributed.intermediate_tensors import IntermediateTensors
+from inflight.interface.kv_cache import KVCacheConfig
 from inflight.interface.request import Int32Array, ResolvedSampling
-from inflight.interface.step import GrammarOutput, ModelRunnerOutput, NewRequestData, PromptLogprobs, SchedulerOutput
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from inflight.models.causal_lm import ModelStep
 from inflight.sample.processors import LogitsProcessors
 from inflight.sample.sampler import Sampler, SamplerOutput
@@ -31,13 +33,12 @@ from inflight.worker.input_batch import StepInputs
 from inflight.worker.model_input import DrawnStep, ForwardInput, ForwardOutput, ModelInput, VerifiedDraws
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.profile_run import one_token_each, zero_activations
-from inflight.worker.prompt_logprobs import joined
 from inflight.worker.runner import Runner
 from inflight.worker.runner_base import RankParts
 from inflight.worker.token_inbox import TokenInbox
 
 
-class ModelRunner(Runner):
+class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnStep]):
     def __init__(self, parts: RankParts) -> None:
         super().__init__(parts)
         config, device, pipeline = parts.config, parts.device, parts.pipeline
@@ -53,6 +54,16 @@ class ModelRunner(Runner):
             senders=pipeline.senders,
         )
         self._inbox = TokenInbox(pipeline.receiver, self._drawn_tokens.apply)
+        self._metadata_builders: tuple[
+            MetadataBuilder | None, ...
+        ] = ()  # of each KV group that has layers on this stage
+
+    def initialize(self, kv_cache_config: KVCacheConfig) -> None:
+        super().initialize(kv_cache_config)
+        self._metadata_builders = tuple(
+            self._backend.metadata_builder(group.spec) if group.layer_names else None
+            for group in kv_cache_config.groups
+        )
 
     def begin_epoch(self, pipeline: Pipeline) -> None:
         super().begin_epoch(pipeline)
@@ -63,7 +74,8 @@ class ModelRunner(Runner):
         with self._timeline.span(plan.step_id, "prepare"):
             batch, inputs = self._apply_plan(plan)
             state = self._sampling_state
-            slots, max_seq_len = plan.slots[inputs.sampling_rows], int(inputs.seq_lens.max())
+            slots = plan.slots[inputs.sampling_rows]
+            max_seq_len = int(inputs.seq_lens.max())
             model_input = ModelInput(
                 plan=plan,
                 inputs=inputs,
@@ -74,7 +86,7 @@ class ModelRunner(Runner):
                 sampling_rows=state.take(slots) if self._draws else None,
                 num_prompt_tokens=batch.num_prompt_tokens[slots],
                 new_histories=self._new_histories(plan) if self._draws else (),
-                prompt_logprobs=self._advance_prompt_logprobs(plan, inputs),
+                parts=self._parts.prepare(plan, inputs, batch) if self._parts.slots else None,
                 message=self._post(len(slots)),
             )
             if plan.max_draft_tokens.max(initial=-1) >= 0:
@@ -111,17 +123,13 @@ class ModelRunner(Runner):
             metadata=None if rows is None else rows.metadata(draw_positions),
             draw_positions=draw_positions,
             num_prompt_tokens=num_prompt_tokens,
-            prompt_logprobs=tuple(
-                replace(work, first_token=work.first_token + int(moved[work.row]))
-                for work in model_input.prompt_logprobs
-            ),
+            parts=model_input.parts and model_input.parts.moved(moved),
         )
 
     def _attn_metadata(self, model_input: ModelInput, inputs: StepInputs) -> tuple[AttentionMetadata, ...]:
-        assert self._kv_cache_config is not None
         found = []
-        for group, block_table in zip(self._kv_cache_config.groups, model_input.block_tables, strict=True):
-            if not group.layer_names:  # all its layers are on other stages
+        for build, block_table in zip(self._metadata_builders, model_input.block_tables, strict=True):
+            if build is None:  # all layers of the group are on other stages
                 found.append(AttentionMetadata(num_tokens=len(inputs.input_ids)))
                 continue
             attention_inputs = AttentionInputs(
@@ -130,7 +138,7 @@ class ModelRunner(Runner):
                 num_computed_tokens=inputs.num_computed_tokens,
                 block_table=block_table,
             )
-            found.append(self._backend.layer_metadata(attention_inputs, group.spec))
+            found.append(build(attention_inputs))
         return tuple(found)
 
     def execute_model(
@@ -155,25 +163,20 @@ class ModelRunner(Runner):
     def _forward(
         self, forward_input: ForwardInput, intermediate: IntermediateTensors | None
     ) -> ForwardOutput | IntermediateTensors:
-        work = forward_input.prompt_logprobs
-        rows = None if work else forward_input.logits_indices
-        attn_metadata = forward_input.attn_metadata
+        parts, rows, attn_metadata = forward_input.parts, forward_input.logits_indices, forward_input.attn_metadata
         step = ModelStep(
             forward_input.input_ids, forward_input.positions, attn_metadata, rows, intermediate=intermediate
         )
+        if parts is not None:
+            parts.upload(self._device.to_device)
+            step = parts.extend(step)
         hidden = self._model(step)
         if isinstance(hidden, IntermediateTensors):
             return hidden
-        prompt_logprobs = tuple(
-            PromptLogprobs(
-                row=piece.row,
-                start=piece.start,
-                columns=joined(piece.pieces(hidden, self._model.compute_logits, self._device.to_device(piece.targets))),
-            )
-            for piece in work
-        )
-        logits = self._model.compute_logits(hidden if rows is not None else hidden[forward_input.logits_indices])
-        return ForwardOutput(logits, prompt_logprobs, forward_input)
+        if parts is not None:
+            parts.read(hidden, self._model.compute_logits)
+        logits = self._model.compute_logits(hidden if step.rows is not None else hidden[rows])
+        return ForwardOutput(logits, forward_input)
 
     def sample(
         self,
@@ -196,17 +199,19 @@ class ModelRunner(Runner):
             if self._proposer is not None:
                 self._proposer.forget(data.slot for data in plan.new_requests)
             if not len(slots):
-                return DrawnStep(plan.step_id, prompt_logprobs=forward.prompt_logprobs)
+                return DrawnStep(plan.step_id, parts=forward.forward_input.parts)
             drawn = self._draw(plan, forward, grammar_output)
             message, verified = self._verify(drawn.token_ids, inputs, slots)
             self._drawn_tokens.add(slots, inputs.first_positions, self._tp.broadcast(message))
-            return DrawnStep(plan.step_id, drawn, verified, forward.prompt_logprobs)
+            return DrawnStep(plan.step_id, drawn, verified, forward.forward_input.parts)
 
     def _draw(
         self, plan: SchedulerOutput, forward: ForwardOutput, grammar_output: GrammarOutput | None
     ) -> SamplerOutput:
         forward_input, known = forward.forward_input, self._drawn_tokens.token_ids
-        inputs, rows, metadata = forward_input.inputs, forward_input.sampling_rows, forward_input.metadata
+        inputs = forward_input.inputs
+        rows = forward_input.sampling_rows
+        metadata = forward_input.metadata
         assert rows is not None and metadata is not None
         drafts = inputs.draft_tokens
         self._drawn_tokens.write(inputs.draft_slots, inputs.positions[drafts], inputs.input_ids[drafts])
@@ -246,7 +251,8 @@ class ModelRunner(Runner):
     def dummy_run(self, num_tokens: int) -> None:
         assert self._kv_cache_config is not None, "call initialize_from_config first"
         inputs = one_token_each(num_tokens)
-        metadata = tuple(self._backend.layer_metadata(inputs, group.spec) for group in self._kv_cache_config.groups)
+        builders = [self._backend.metadata_builder(group.spec) for group in self._kv_cache_config.groups]
+        metadata = tuple(build(inputs) for build in builders)
         zeros = self._device.to_device(np.zeros(num_tokens, dtype=np.int32))
         activations = zero_activations(self._config, self._stage, self._device, num_tokens)
         hidden = self._model(ModelStep(zeros, zeros, metadata, intermediate=activations))
@@ -259,6 +265,7 @@ class ModelRunner(Runner):
         logits = self._model.compute_logits(hidden[:num_rows])
         if self._draws:
             for slot in range(max_num_seqs):
-                self._sampling_state.add(slot, ResolvedSampling(params=SamplingParams(), seed=slot, max_tokens=1))
+                sampling = ResolvedSampling(params=SamplingParams(), seed=slot, max_tokens=1)
+                self._sampling_state.add(slot, sampling)
             draws = np.arange(num_rows, dtype=np.int32)
             self._sampler(logits, self._sampling_state.take(draws % max_num_seqs).metadata(draws))

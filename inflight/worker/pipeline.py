@@ -30,7 +30,9 @@ class Pipeline:
         self, config: EngineConfig, stage: PipelineStage, world: World, device: Device, timeline: Timeline
     ) -> None:
         self.stage = stage
-        layout, tp_rank, pp_rank = world.layout, world.tp_rank, world.pp_rank
+        layout = world.layout
+        tp_rank = world.tp_rank
+        pp_rank = world.pp_rank
         self.link: ActivationLink | None = None
         self.senders: tuple[TokenSender, ...] = ()
         self.receiver: TokenReceiver | None = None
@@ -62,14 +64,17 @@ class Pipeline:
 def _link(spec: LinkSpec, stage: PipelineStage, world: World, device: Device, timeline: Timeline) -> ActivationLink:
     """Make the link to the previous and the next stage. All ranks open their channels in the same order, because the two ends
     of a channel wait for each other."""
-    layout, tp_rank, pp_rank = world.layout, world.tp_rank, world.pp_rank
+    layout = world.layout
+    tp_rank = world.tp_rank
+    pp_rank = world.pp_rank
     previous = None if stage.is_first else layout.rank(tp_rank, pp_rank - 1)
     next_ = None if stage.is_last else layout.rank(tp_rank, pp_rank + 1)
     before = None if previous is None else world.channel(previous, "activations")
     after = None if next_ is None else world.channel(next_, "activations")
     if not isinstance(device, Accelerator):
         template = IntermediateTensors.template(spec.hidden_size, spec.dtype, device.torch_device)
-        return StageLink(spec, template, world.tensor_parallel_group("link"), timeline, before=before, after=after)
+        group = world.tensor_parallel_group("link")
+        return StageLink(spec, template, group, timeline, before=before, after=after)
     agree(spec, before, after)
     return DeviceStageLink(
         spec,

@@ -34,7 +34,8 @@ def run_largest_step(
     Args:
         run_draws: runs the LM head and the sampler on hidden states; called on the last stage only.
     """
-    num_tokens, max_model_len = config.scheduler.max_num_batched_tokens, config.model.max_model_len
+    num_tokens = config.scheduler.max_num_batched_tokens
+    max_model_len = config.model.max_model_len
     users = model.cache_users()
     kinds: Sequence[Hashable] = config.model.architecture.layers[stage.start : stage.stop]
     if config.model.architecture.implementation == TRANSFORMERS:  # whose layers are known by their caches only
@@ -52,7 +53,7 @@ def run_largest_step(
         step = ModelStep(
             device.to_device(np.zeros(num_tokens, dtype=np.int32)),
             device.to_device(np.arange(num_tokens, dtype=np.int32) % max_model_len),
-            tuple(backend.layer_metadata(inputs, spec) for spec in specs),
+            tuple(backend.metadata_builder(spec)(inputs) for spec in specs),
             layers=chosen,
             intermediate=zero_activations(config, stage, device, num_tokens),
         )
@@ -96,7 +97,8 @@ def one_token_each(num_tokens: int) -> AttentionInputs:
 def _prompts(num_tokens: int, max_model_len: int, block_size: int) -> AttentionInputs:
     """Make the inputs of the fewest prompts that have `num_tokens` tokens in total. Each prompt has its own blocks."""
     starts = np.append(np.arange(0, num_tokens, max_model_len, dtype=np.int32), np.int32(num_tokens))
-    num_rows, width = len(starts) - 1, -(-min(num_tokens, max_model_len) // block_size)
+    num_rows = len(starts) - 1
+    width = -(-min(num_tokens, max_model_len) // block_size)
     return AttentionInputs(
         query_start_loc=starts,
         seq_lens=np.diff(starts),

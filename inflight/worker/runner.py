@@ -11,14 +11,13 @@ prepares may be several steps ahead. A step's forward may run before the sample 
 
 from abc import abstractmethod
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.worker.input_batch import InputBatch, StepInputs
-from inflight.worker.prompt_logprobs import PromptLogprobsSpan
 from inflight.worker.runner_base import RunnerBase
 
 
@@ -32,8 +31,13 @@ class PreparedStep(Protocol):
     def inputs(self) -> StepInputs: ...
 
 
-class Runner(RunnerBase):
-    """The phases of a step."""
+Prepared = TypeVar("Prepared", bound=PreparedStep)
+Forward = TypeVar("Forward")
+Drawn = TypeVar("Drawn")
+
+
+class Runner(RunnerBase, Generic[Prepared, Forward, Drawn]):
+    """The phases of a step. `Prepared`, `Forward` and `Drawn` are what one phase hands to the next."""
 
     def _apply_plan(self, plan: SchedulerOutput) -> tuple[InputBatch, StepInputs]:
         """Apply the plan to the batch. Returns the batch and the step's inputs. Runs in the thread that prepares."""
@@ -42,16 +46,10 @@ class Runner(RunnerBase):
         if self._stage.is_last:
             for data in plan.new_requests:
                 self._sampling_state.add(data.slot, data.sampling)
-                if data.sampling.params.prompt_logprobs is not None or self._prompt_logprobs.wanted:
-                    self._prompt_logprobs.add(data)
+        for data in plan.new_requests:
+            if data.parts or self._parts.slots:
+                self._parts.add(data)
         return self._batch, self._batch.step_inputs(plan)
-
-    def _advance_prompt_logprobs(self, plan: SchedulerOutput, inputs: StepInputs) -> tuple[PromptLogprobsSpan, ...]:
-        """The prompt tokens whose log-probabilities this step computes."""
-        if not self._prompt_logprobs.wanted:
-            return ()
-        assert self._batch is not None
-        return self._prompt_logprobs.advance(plan, inputs.query_start_loc, self._batch)
 
     def _post(self, num_rows: int) -> Future[Tensor] | None:
         """Begin to receive the tokens that the last stage draws for `num_rows` rows; None if this rank gets none."""
@@ -65,14 +63,13 @@ class Runner(RunnerBase):
                 self._inbox.receive(step.inputs.drawn_in_step)
 
     @abstractmethod
-    def prepare_inputs(self, plan: SchedulerOutput) -> PreparedStep:
+    def prepare_inputs(self, plan: SchedulerOutput) -> Prepared:
         """Make the step's inputs from the plan. This waits for neither the device nor other ranks."""
 
-    # Any: each runner has its own types for the data that one phase hands to the next
     @abstractmethod
-    def execute_model(self, model_input: Any, intermediate: IntermediateTensors | None = None) -> Any:
-        """Run the forward pass. Call `receive_tokens` before. The LM head is computed only for rows that draw, or that need
-        prompt log-probabilities.
+    def execute_model(self, model_input: Prepared, intermediate: IntermediateTensors | None = None) -> Forward:
+        """Run the forward pass. Call `receive_tokens` before. The LM head is computed only for rows that draw, and for parts
+        of requests that ask for it.
 
         Args:
             intermediate: the activations that the previous stage returned; None on the first stage. They have as many
@@ -80,7 +77,7 @@ class Runner(RunnerBase):
         """
 
     @abstractmethod
-    def sample(self, model_input: Any, forward: Any, grammar_output: GrammarOutput | None = None) -> Any:
+    def sample(self, model_input: Prepared, forward: Forward, grammar_output: GrammarOutput | None = None) -> Drawn:
         """On the last pipeline stage, draw a token after the last token of each row that draws. In a row with drafts, draw a
         token after each token of the row. Send the tokens to the ranks that need them, here or in `drain`.
 
@@ -88,9 +85,13 @@ class Runner(RunnerBase):
             grammar_output: the grammar masks; None if no row of the plan has a grammar.
         """
 
-    def discard(self, model_input: Any) -> None:
+    def discard(self, model_input: Prepared) -> None:
         """Free what the step holds. Called in the compute thread, after the step's forward or its draws have failed."""
 
     @abstractmethod
-    def drain(self, drawn: Any) -> ModelRunnerOutput:
+    def drain(self, drawn: Drawn) -> ModelRunnerOutput:
         """Return the step's output. Runs in the drain thread, while later steps run."""
+
+
+# Any: whoever calls the phases in their order need not know what a runner hands from one to the next
+AnyRunner = Runner[Any, Any, Any]

@@ -18,9 +18,9 @@ from inflight.models.causal_lm import CausalLM
 from inflight.sample.state import SamplingState
 from inflight.timeline import Timeline
 from inflight.worker.input_batch import InputBatch
+from inflight.worker.parts.row_parts import RowParts
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.profile_run import cache_spec, run_largest_step
-from inflight.worker.prompt_logprobs import PromptLogprobsProgress
 from inflight.worker.token_inbox import TokenInbox
 
 
@@ -47,17 +47,25 @@ class RunnerBase(ABC):
     the model's matrix products, so call it in the device's compute thread."""
 
     def __init__(self, parts: RankParts) -> None:
-        config, model, device, pipeline = parts.config, parts.model, parts.device, parts.pipeline
-        self._config, self._model, self._device, self._timeline = config, model, device, parts.timeline
+        config = parts.config
+        model = parts.model
+        device = parts.device
+        pipeline = parts.pipeline
+        self._config = config
+        self._model = model
+        self._device = device
+        self._timeline = parts.timeline
         self._backend = parts.backend
-        self._tp, self._stage, self._pipeline = parts.tp, pipeline.stage, pipeline
+        self._tp = parts.tp
+        self._stage = pipeline.stage
+        self._pipeline = pipeline
         self._draws = self._stage.is_last and parts.tp.rank == 0
         architecture = config.model.architecture
         self._linears = model.tune(config.scheduler.max_num_seqs) if isinstance(device, Accelerator) else []
         self._sampling_state = SamplingState(
             config.scheduler.max_num_seqs, architecture.vocab_size, device.torch_device
         )
-        self._prompt_logprobs = PromptLogprobsProgress()
+        self._parts = RowParts(self._stage)
         self._kv_cache_config: KVCacheConfig | None = None
         self._batch: InputBatch | None = None
         self.arena: Tensor  # uint8 [num_blocks, block_bytes], see `initialize`
@@ -86,7 +94,7 @@ class RunnerBase(ABC):
         """Use the links of a new epoch, which begins after a fault. The steps of the old epoch are void. Weights and KV arena
         stay as they are. Call this only while nothing is computed."""
         self._pipeline = pipeline
-        self._prompt_logprobs = PromptLogprobsProgress()
+        self._parts = RowParts(self._stage)
         if self._kv_cache_config is not None:
             self._batch = self._new_batch(self._kv_cache_config)
 
@@ -100,7 +108,8 @@ class RunnerBase(ABC):
 
     def reserved_bytes(self, peak_bytes: int) -> int:
         """Device bytes that `initialize` and later steps need besides the arena. The profile run needed `peak_bytes`."""
-        specs, num_threads = self.kv_cache_specs(), self._config.device.num_threads
+        specs = self.kv_cache_specs()
+        num_threads = self._config.device.num_threads
         found: dict[tuple[int, int], int] = {}  # by query heads per key head, and head_dim
         for name, layer in self._model.cached_layers().items():
             spec = specs[name]

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from inflight.config.architecture import TRANSFORMERS
 from inflight.config.cpu_binding import AUTO, cores_of_rank
 from inflight.config.engine import EngineConfig
 from inflight.config.ranks import Place
@@ -19,6 +20,7 @@ from inflight.errors import ConfigError
 from inflight.interface.worker import Rendezvous
 from inflight.kernels.cpu.library import bind_threads, load_kernels
 from inflight.worker.core_sharing import CoreBinding, CoreWatch, LeaderPlace
+from inflight.worker.fewer_threads import ComputeThreads, FewerThreads, thread_ids
 
 logger = logging.getLogger(__name__)
 
@@ -36,17 +38,21 @@ def start_threads(config: EngineConfig, place: Place, device: Device) -> CoreWat
     device.set_num_threads(config.device.num_threads)
     if config.device.kind != "cpu":
         return None
-    before, usable = _thread_ids(), sorted(os.sched_getaffinity(0))
+    before = thread_ids()
+    usable = sorted(os.sched_getaffinity(0))
     cores = _bind_threads(config, place, device, usable)
     compute_thread = device.submit(partial(_start_pool, config.device.num_threads)).result()
-    helpers = sorted(_thread_ids() - before)
+    threads = [compute_thread, *sorted(thread_ids() - before)]
     binding: CoreBinding | LeaderPlace | None = None
     if cores is not None and config.device.threads_bind == AUTO:
-        alone = len(cores) == 1
-        binding = (
-            CoreBinding(compute_thread, cores[0], usable) if alone else LeaderPlace(compute_thread, cores[0], cores)
-        )
-    return CoreWatch([compute_thread, *helpers], binding)
+        kernels = load_kernels()
+        if len(cores) == 1:
+            binding = CoreBinding(compute_thread, cores[0], usable)
+        elif config.model.architecture.implementation == TRANSFORMERS and kernels is not None:
+            binding = FewerThreads(ComputeThreads(device, kernels, threads, cores))
+        else:
+            binding = LeaderPlace(compute_thread, cores[0], cores)
+    return CoreWatch(threads, binding)
 
 
 def _bind_threads(config: EngineConfig, place: Place, device: Device, usable: Sequence[int]) -> Sequence[int] | None:
@@ -82,10 +88,6 @@ def _start_pool(num_threads: int) -> int:
     """Let torch compute with all threads of the calling thread's pool. Returns the id of the calling thread."""
     torch.zeros(num_threads * ELEMENTS_OF_A_THREAD, dtype=torch.float32, device="cpu").add_(1)
     return threading.get_native_id()
-
-
-def _thread_ids() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/task")}
 
 
 def join_world(config: EngineConfig, rank: int, rendezvous: Rendezvous | ThreadWorlds | None, device: Device) -> World:

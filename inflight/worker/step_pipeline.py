@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch.autograd import profiler
@@ -35,7 +34,7 @@ from inflight.timeline import Timeline
 from inflight.worker.core_sharing import CoreWatch
 from inflight.worker.phase_order import PhaseOrder, StepPhases
 from inflight.worker.pipeline import Pipeline
-from inflight.worker.runner import PreparedStep, Runner
+from inflight.worker.runner import AnyRunner, PreparedStep
 
 
 @dataclass(slots=True)
@@ -45,7 +44,7 @@ class _Step:
     model_input: PreparedStep
     before: Future[ModelRunnerOutput] | None
     future: Future[ModelRunnerOutput] = field(default_factory=Future)
-    forward: Any = None  # each runner has its own type
+    forward: object = None  # what the runner's forward has returned
     started_at: float = 0.0  # when its forward began, on the clock time.perf_counter()
     compute_seconds: float = 0.0  # the time of its forward and its sample so far; on a GPU, the time of their launch
     error: BaseException | None = None
@@ -67,7 +66,7 @@ class StepPipeline(WorkerBase):
         self._timeline = Timeline()
         self._device = device
         self._stage = pipeline_stage(config.parallel.pipeline_layer_partition, config.parallel.layout.pp_rank(rank))
-        self._runner: Runner | None = None
+        self._runner: AnyRunner | None = None
         # both are about the time since the ranks last connected, which was at the start or after a fault:
         self._has_left = False  # whether this rank has left its groups and links
         self._failed_step: int | None = None  # the first step that failed; later steps do not run
@@ -77,7 +76,7 @@ class StepPipeline(WorkerBase):
         self._futures: deque[Future[ModelRunnerOutput]] = deque()
 
     @property
-    def runner(self) -> Runner:
+    def runner(self) -> AnyRunner:
         assert self._runner is not None, "call load_model first"
         return self._runner
 
@@ -87,7 +86,7 @@ class StepPipeline(WorkerBase):
         try:
             model_input = self.runner.prepare_inputs(scheduler_output)
         except BaseException:
-            self._note_failed(scheduler_output.step_id)
+            self._record_failed(scheduler_output.step_id)
             raise
         if not self._stage.is_first:
             assert self._pipeline.link is not None
@@ -110,7 +109,7 @@ class StepPipeline(WorkerBase):
     def provide_grammar_output(self, step_id: int, grammar_output: GrammarOutput) -> None:
         self._order.provide(step_id, grammar_output)
 
-    def _note_failed(self, step_id: int) -> None:
+    def _record_failed(self, step_id: int) -> None:
         if self._failed_step is None or step_id < self._failed_step:
             self._failed_step = step_id
 
@@ -143,7 +142,7 @@ class StepPipeline(WorkerBase):
                     link.send(step_id, step.forward)
         except BaseException as error:  # also an interrupt: no caller of this thread would report it
             step.error = error
-            self._note_failed(step_id)
+            self._record_failed(step_id)
             if step.before is not None and not step.before.done():
                 # other ranks could wait in this forward for ever, and then the previous step would never be sampled
                 self.leave_groups("a step failed on it")
@@ -160,7 +159,7 @@ class StepPipeline(WorkerBase):
                 step.compute_seconds += time.perf_counter() - start
         except BaseException as error:
             step.error = error
-            self._note_failed(step.model_input.plan.step_id)
+            self._record_failed(step.model_input.plan.step_id)
         if step.error is not None:
             self.runner.discard(step.model_input)
         try:
@@ -170,7 +169,7 @@ class StepPipeline(WorkerBase):
             return
         drained.add_done_callback(partial(_fail_with, step.future))
 
-    def _settle(self, step: _Step, drawn: Any) -> None:  # Any: each runner has its own type
+    def _settle(self, step: _Step, drawn: object) -> None:
         """Complete the step's future, in the drain thread."""
         try:
             if step.error is not None:
@@ -186,7 +185,7 @@ class StepPipeline(WorkerBase):
             shares_cores = watch is not None and watch.shares_cores
             step.future.set_result(replace(output, compute_seconds=seconds, shares_cores=shares_cores))
         if self._core_watch is not None:
-            self._core_watch.look()
+            self._core_watch.update()
 
     def _compute_seconds(self, step: _Step) -> float:
         """How long the step computed. Call this when the step has just ended.

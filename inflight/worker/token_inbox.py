@@ -20,7 +20,8 @@ class TokenInbox:
     """
 
     def __init__(self, receiver: TokenReceiver | None, apply: Callable[[Int32Array, Int32Array, Tensor], None]) -> None:
-        self._receiver, self._apply = receiver, apply
+        self._receiver = receiver
+        self._apply = apply
         self._expected: deque[tuple[int, Int32Array, Int32Array, Future[Tensor]]] = deque()
 
     def post(self, num_rows: int) -> Future[Tensor]:

@@ -4,7 +4,7 @@ Its steps are in step_pipeline.py. Here are its start, its faults and its end. T
 and all computation run in the device's compute thread.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from inflight.distributed.thread_world import ThreadWorlds
 from inflight.distributed.world import World
 from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
-from inflight.interface.worker import Rendezvous
+from inflight.interface.worker import Rendezvous, TierCounts
 from inflight.kv_connector.rank_transfers import RankTransfers
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
@@ -34,7 +34,7 @@ from inflight.worker.model_runner import ModelRunner
 from inflight.worker.phase_order import PhaseOrder
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.profiling import RankProfiler
-from inflight.worker.runner import Runner
+from inflight.worker.runner import AnyRunner
 from inflight.worker.runner_base import RankParts
 from inflight.worker.startup import join_world, start_threads
 from inflight.worker.step_pipeline import StepPipeline
@@ -138,13 +138,33 @@ class Worker(StepPipeline):
         self.runner.warm_up()
         self._has_warmed_up = True
 
-    def kv_transfer(self, action: str, *args: Any) -> Future[Any]:  # Any: each action has its own arguments and result
-        """Copy KV blocks beside the steps: "save", "stored", "fetch" or "load" of `RankTransfers`."""
+    def kv_save(
+        self, transfer_id: int, blocks: Sequence[int], slots: Sequence[int], keys: Sequence[Sequence[bytes]]
+    ) -> Future[bool]:
+        return self._rank_transfers.save(transfer_id, blocks, slots, keys)
+
+    def kv_stored(self, transfer_id: int) -> Future[tuple[bool, TierCounts]]:
+        return self._rank_transfers.stored(transfer_id)
+
+    def kv_load(self, slots: Sequence[int], blocks: Sequence[int]) -> Future[bool]:
+        newest = self._futures[-1] if self._futures else None  # it and older steps may still use the blocks
+        return self._rank_transfers.load(slots, blocks, newest)
+
+    def kv_fetch(
+        self, keys: Sequence[bytes], slots: Sequence[int], chunks: Sequence[tuple[bytes, int]]
+    ) -> Future[tuple[list[bool], TierCounts]]:
+        return self._rank_transfers.fetch(keys, slots, chunks)
+
+    def kv_touch(self, keys: Sequence[Sequence[bytes]]) -> Future[tuple[list[bool], TierCounts]]:
+        return self._rank_transfers.touch(keys)
+
+    def kv_restore(self, keys: Sequence[Sequence[bytes]], slots: Sequence[int]) -> Future[tuple[bool, TierCounts]]:
+        return self._rank_transfers.restore(keys, slots)
+
+    @property
+    def _rank_transfers(self) -> RankTransfers:
         assert self._transfers is not None, "the engine has no slab"
-        # a load waits for the newest step
-        newest = (self._futures[-1] if self._futures else None,) if action == "load" else ()
-        future: Future[Any] = getattr(self._transfers, action)(*args, *newest)
-        return future
+        return self._transfers
 
     def graph_report(self) -> dict[str, Any]:  # Any: JSON
         """Reports what was recorded and tuned at the start.
@@ -251,7 +271,7 @@ class Worker(StepPipeline):
             raise
 
 
-def _runner_class(device: Device, config: EngineConfig) -> type[Runner]:
+def _runner_class(device: Device, config: EngineConfig) -> type[AnyRunner]:
     """The class of the runner. Drafts are proposed and verified on the host, so an engine with drafts has a
     `ModelRunner` on a GPU too, and so has a model whose code may wait for the device: no graph can be captured of it."""
     is_fallback = config.model.architecture.implementation == TRANSFORMERS

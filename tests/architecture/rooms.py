@@ -33,6 +33,8 @@ _TABLE = """
   0     setting
   0     setting_text
   0     sockets
+  0     strangers          handshake
+  0     thread_priority
   0     timeline           errors
   0     version
 

@@ -62,6 +62,11 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "DeepSeek-V3 (dense layers)": ("deepseek_v3", "deepseek-ai-DeepSeek-V3.1", "deepseek-ai-DeepSeek-V3.2"),
     "Youtu-LLM": (),
     "MiniCPM3": ("openbmb-MiniCPM5-1B",),  # near: a later model's
+    "Qwen3-MoE": ("Qwen-Qwen3-0.6B", "Qwen3-Coder", "qwen3"),
+    "Qwen1.5-MoE, Qwen2-MoE": ("Qwen-Qwen2.5-7B-Instruct", "chatml"),
+    "Mixtral": ("mistral_v1",),
+    "OLMoE": (),
+    "Granite 3 (with experts)": ("ibm-granite-granite-3.3-2B-Instruct",),
 }
 
 

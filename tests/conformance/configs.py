@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
+from inflight.config.architecture import GatedMlpSpec, LayerSpec, ModelArchitecture
 from inflight.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from inflight.config.mixers import AttentionSpec, RopeConfig
 from inflight.config.reasoning import ReasoningConfig
 from inflight.interface.kv_cache import KVCacheConfig
 from inflight.interface.step import SchedulerOutput
@@ -27,7 +28,8 @@ def engine_config(
         hidden_size=8,
         layers=(
             LayerSpec(
-                attention=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=8, rope=RopeConfig()), mlp=MlpSpec(size=8)
+                mixer=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=8, rope=RopeConfig()),
+                mlp=GatedMlpSpec(size=8),
             ),
         ),
         rms_norm_eps=1e-6,

@@ -17,6 +17,7 @@ import pytest
 
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.errors import EngineError, RankError, StepError, StepTimeoutError, WorkerDiedError
+from inflight.executor import recovery
 from inflight.executor.executor import Executor
 from inflight.interface.messages import StepReply
 from inflight.interface.step import ModelRunnerOutput
@@ -252,10 +253,10 @@ def recover(executor: Executor, error: RankError, replaced: tuple[int, ...]) -> 
     """Recover, if this executor can; otherwise it raises the error, and the test ends."""
     if not executor.can_recover:
         with pytest.raises(type(error)):
-            executor.recover(error)
+            recovery.recover(executor, error)
         pytest.skip("an external launcher starts the ranks")
     epoch = executor.meeting.epoch
-    result = executor.recover(error)
+    result = recovery.recover(executor, error)
     assert (result.epoch, result.replaced, result.kept_arenas) == (epoch + 1, replaced, not replaced)
 
 
@@ -363,7 +364,7 @@ def test_a_death_during_a_recovery_is_another_epoch(executor_factory: ExecutorFa
     error = error_of(executor.execute_model(plan(0), non_block=True))
     if not executor.can_recover or last == 0:
         pytest.skip("needs a rank that survives the first fault")
-    result = executor.recover(error)
+    result = recovery.recover(executor, error)
     assert (result.epoch, result.replaced) == (2, (0, last))
     assert_serves(executor, 1)
 
@@ -375,7 +376,7 @@ def test_a_rank_that_cannot_join_is_replaced(executor_factory: ExecutorFactory) 
     error = error_of(executor.execute_model(plan(0), non_block=True))
     if not executor.can_recover:
         pytest.skip("an external launcher starts the ranks")
-    result = executor.recover(error)
+    result = recovery.recover(executor, error)
     assert (result.epoch, result.replaced) == (2, (0,))
     assert_serves(executor, 1)
 
@@ -388,5 +389,5 @@ def test_a_recovery_that_is_not_allowed_raises_the_cause(
     with pytest.raises(WorkerDiedError) as caught:
         executor.collective_rpc("die", (0, "out of memory"))
     with pytest.raises(WorkerDiedError) as again:
-        executor.recover(caught.value)
+        recovery.recover(executor, caught.value)
     assert again.value is caught.value

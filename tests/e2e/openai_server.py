@@ -16,7 +16,7 @@ import uvicorn
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.serving.admission import QueueLimits
 from inflight.engine.serving.async_llm import AsyncLLM
-from inflight.entrypoints.openai.app import build_app
+from inflight.entrypoints.http.app import build_app
 from inflight.entrypoints.serve.asgi import ASGIApp
 from inflight.entrypoints.serve.engine_start import MAX_CALL_SEQUENCES
 from inflight.entrypoints.serve.middlewares import wrap
@@ -37,9 +37,9 @@ class RunningServer:
 def wait_until_idle(server: RunningServer) -> None:
     """A client that has gone is noticed a moment later."""
     deadline = time.monotonic() + 300
-    while len(server.engine._streams) and time.monotonic() < deadline:
+    while len(server.engine._requests) and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert len(server.engine._streams) == 0
+    assert len(server.engine._requests) == 0
 
 
 def demo_args(**more: object) -> EngineArgs:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
-from inflight.entrypoints.anthropic.answers import AnthropicErrorBody, Message
+from inflight.entrypoints.anthropic.bodies import AnthropicErrorBody, Message
 from inflight.entrypoints.serve.settings import ServerSettings
 from tests.e2e.openai_server import MODEL, running_server
 from tests.e2e.test_openai_strangers import EXTRACT, PERSON, SUM, WEATHER

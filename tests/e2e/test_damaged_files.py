@@ -18,6 +18,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.engine.request.model_info import make_input_processor
 from inflight.engine.start.model_files import resolve_config
+from inflight.entrypoints.serve.check import model_problems
 from inflight.errors import ConfigError, InvalidRequestError
 from inflight.hub import EMBEDDED_MODEL
 from inflight.model_loader.loader import load_model
@@ -125,6 +126,35 @@ def spoil_safetensors(file: Path, draw: random.Random) -> None:
     file.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
 
 
+def spoil_extents(file: Path, draw: random.Random) -> None:
+    """Offsets outside of the file, negative, overlapping, with gaps, no numbers; shapes and dtypes that do not fit; files that
+    are cut, longer, empty."""
+    data = file.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    rest = data[8 + size :]
+    entry = header[draw.choice([name for name in header if name != "__metadata__"])]
+    first, last = entry["data_offsets"]
+    kind = draw.randrange(6)
+    if kind == 0:
+        entry["data_offsets"][draw.randrange(2)] = draw.choice(
+            [-1, 2**63, 10**30, 1.5, None, "4", True, [], len(rest) + 1]
+        )
+    elif kind == 1:
+        shift = draw.choice([-4, 4, -last, len(rest)])
+        entry["data_offsets"] = [first + shift, last + shift]
+    elif kind == 2:
+        entry["shape"] = draw.choice([[], [-1], [2**40], [1, 1], [True], "x", None, [*entry["shape"], 2], [0]])
+    elif kind == 3:
+        entry["dtype"] = draw.choice(["F64", "BOOL", "F99", 3, None, ""])
+    elif kind == 4:
+        rest = draw.choice([rest[:-1], b"", rest[: len(rest) // 2], rest + b"x"])
+    else:
+        del entry[draw.choice(sorted(entry))]
+    text = as_text(header)
+    file.write_bytes(len(text).to_bytes(8, "little") + text + rest)
+
+
 def spoil_gguf(file: Path, draw: random.Random) -> None:
     data = file.read_bytes()
     file.write_bytes(spoil_bytes(data, draw, 0, min(len(data), 4000)))
@@ -163,8 +193,12 @@ CASES: dict[str, tuple[str, str, Callable[[Path, random.Random], None], int]] = 
     "tokenizer.json": ("plain", "tokenizer.json", spoil_json, 50),
     "tokenizer_config.json": ("plain", "tokenizer_config.json", spoil_json, 50),
     "model.safetensors": ("plain", "model.safetensors", spoil_safetensors, 100),
+    "extents": ("plain", "model.safetensors", spoil_extents, 120),
     "model.gguf": ("gguf", "model.gguf", spoil_gguf, 60),
 }
+
+
+TOLD = ("extents",)  # `inflight serve --check` refuses what the start refuses, and nothing else
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -178,9 +212,14 @@ def test_a_damaged_file_is_read_or_refused_by_name(case: str, models: dict[str, 
         file.write_bytes(whole)
         change(file, random.Random(f"{case} {seed}"))
         try:
-            read_all(model)
-        except (ConfigError, InvalidRequestError):
-            num_refused += 1
+            problems = model_problems(EngineArgs(model=str(model), device="cpu", max_model_len=64, dtype="float32"))
+            is_refused = False
+            try:
+                read_all(model)
+            except (ConfigError, InvalidRequestError):
+                is_refused = True
+            num_refused += is_refused
+            assert case not in TOLD or bool(problems) == is_refused, (problems, is_refused)
         except BaseException as error:
             raise AssertionError(f"seed {seed} of {case}: {type(error).__name__}: {error}") from error
     file.write_bytes(whole)

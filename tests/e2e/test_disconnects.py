@@ -107,7 +107,7 @@ def test_nothing_is_left_of_clients_that_go(server: RunningServer) -> None:
     print({way: ways.count(way) for way in set(ways)}, peak, f"{seconds:.3f} s to the baseline")
     assert all(peak.values()), peak
     assert seconds < 60
-    assert len(server.engine._streams) == 0
+    assert len(server.engine._requests) == 0
     again = httpx.post(server.url + TEXT, json=QUESTION, timeout=300).json()
     assert again["choices"] == answer["choices"]
 

@@ -36,7 +36,7 @@ TOKENIZER = "byte_level"
 MAX_MODEL_LEN, MAX_PROMPT, MAX_TOKENS = 128, 80, 24
 NUM_DRAFTS = 3
 # (family, configuration, block size): blocks of 16 are attended to by the C++ kernel, of 4 by plain torch
-MODELS = {"full": ("llama", 0, 16), "windows": ("qwen3", 4, 4)}
+MODELS = {"full": ("llama", 0, 16), "windows": ("qwen3", 4, 4), "experts": ("qwen3_moe", 0, 16)}
 
 GRAMMARS = {
     "json": StructuredOutputsParams(

@@ -127,9 +127,7 @@ def test_who_may_not_join_and_who_may_not_listen() -> None:
             return nodes.enter_context(headless(port, rank, *options, token=token))
 
         wrong = {
-            "its INFLIGHT_CLUSTER_TOKEN is not the same as on the head": start(
-                1, token={"INFLIGHT_CLUSTER_TOKEN": "another"}
-            ),
+            "its INFLIGHT_CLUSTER_TOKEN is not the same as": start(1, token={"INFLIGHT_CLUSTER_TOKEN": "another"}),
             "dtype is bfloat16 at the replica, float32 at the head": start(1, "--dtype", "bfloat16"),
         }
         for reason, node in wrong.items():

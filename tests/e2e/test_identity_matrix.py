@@ -37,7 +37,9 @@ MODELS = {
     "short convolutions": ("lfm2", 2, 4),
     "latent attention, C++": ("deepseek_v2", 1, 16),
     "latent attention": ("deepseek_v2", 2, 4),
-    "transformers, experts": ("qwen3_moe", 0, 16),
+    "experts, C++": ("qwen3_moe", 0, 16),
+    "a shared expert": ("qwen2_moe", 1, 4),
+    "transformers, experts": ("ernie4_5_moe", 0, 16),
     "transformers, recurrent layers": ("falcon_h1", 0, 16),
 }
 

@@ -113,7 +113,7 @@ def results(outputs: list[RequestOutput]) -> list[Any]:
 
 def check_rest(llm: LLM) -> None:
     if isinstance(llm._engine, ReplicatedEngine):
-        assert not llm._engine._reading and not llm._engine._engine._streams
+        assert not llm._engine._reading and not llm._engine._engine._requests
         for engine in llm._engine._engine._replicas.engines:
             wait_until(lambda: (stats := engine.admission._stats) is None or not stats.num_running + stats.num_waiting)  # noqa: B023
         return

@@ -237,6 +237,43 @@ def test_the_next_message_goes_on_from_a_recurrent_state(tmp_path: Path, restart
     assert second.outputs[0].token_ids == plain.outputs[0].token_ids
 
 
+@pytest.mark.parametrize(
+    ("family", "arena", "least"), [("gemma3", 160_000, 0.65), ("qwen3_5", 700_000, 0.4)], ids=["windows", "states"]
+)
+def test_chats_that_share_their_beginnings_under_lack_of_memory(
+    tmp_path: Path, family: str, arena: int, least: float
+) -> None:
+    """Nine chats with three system prompts, three at a time. The arena has room for two, the slab for all."""
+    folder = str(write_model(FAMILY_CONFIGS[family][0], tmp_path / "model", seed=1))
+    fixed: dict[str, Any] = {"max_model_len": 400, "block_size": 8, "max_num_batched_tokens": 64}
+    fixed |= {"model": folder, "skip_tokenizer_init": True, "state_checkpoint_tokens": 64}
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+    def run_chats(**arguments: Any) -> tuple[list[list[int]], float]:
+        """The answers, and how much of the prompts was found."""
+        draw = random.Random(3)
+        systems = [[draw.randrange(3, 90) for _ in range(length)] for length in (40, 70, 130)]
+        chats = [systems[i % 3] + [draw.randrange(3, 90) for _ in range(5 + 4 * i)] for i in range(9)]
+        answers, found, total = list[list[int]](), 0, 0
+        with make(**{**fixed, **arguments}) as llm:
+            for turn in range(4):
+                for first in range(0, 9, 3):
+                    numbers = [(first + turn + i) % 9 for i in range(3)]
+                    outputs = llm.generate([chats[number] for number in numbers], params, use_tqdm=False)
+                    for number, output in zip(numbers, outputs, strict=True):
+                        answers.append(list(output.outputs[0].token_ids))
+                        found, total = found + output.num_cached_tokens, total + len(chats[number])
+                        chats[number] += answers[-1] + [draw.randrange(3, 90) for _ in range(10)]
+            llm.llm_engine.core.scheduler.check_integrity()
+        return answers, found / total
+
+    truth, _ = run_chats(kv_cache_memory_bytes=1 << 22, enable_prefix_caching=False)
+    small, _ = run_chats(kv_cache_memory_bytes=arena)
+    with_slab, share = run_chats(kv_cache_memory_bytes=arena, kv_offloading_size=0.004)
+    assert small == truth and with_slab == truth
+    assert share >= least
+
+
 def metric_of(server: ServeProcess, name: str) -> float:
     lines = server.request("GET", "/metrics")[1].splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"inflight:{name}"))

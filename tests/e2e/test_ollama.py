@@ -11,7 +11,7 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 
-from inflight.entrypoints.ollama import answers
+from inflight.entrypoints.ollama import bodies
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.hub import EMBEDDED_MODEL
 from tests.e2e.openai_server import MODEL, demo_args, running_server
@@ -38,7 +38,7 @@ def answer(http: httpx.Client, path: str = CHAT, **more: Any) -> dict[str, Any]:
     response = http.post(path, json={**BASE, **more})
     assert response.status_code == 200, response.text
     found: dict[str, Any] = response.json()
-    TypeAdapter(answers.ChatAnswer if path == CHAT else answers.GeneratedText).validate_python(found)
+    TypeAdapter(bodies.ChatAnswer if path == CHAT else bodies.GeneratedText).validate_python(found)
     return found
 
 
@@ -130,7 +130,7 @@ def test_the_model_is_described(http: httpx.Client) -> None:
     assert [each.items() >= model.items() for each, model in zip(running, models, strict=True)] == [True, True]
     for body in ({"model": MODEL}, {"name": f"{MODEL}:latest"}, {"model": MODEL, "verbose": True}):
         shown = http.post("/api/show", json=body).json()
-        TypeAdapter(answers.ShownModel).validate_python(shown)
+        TypeAdapter(bodies.ShownModel).validate_python(shown)
         info = shown["model_info"]
         assert (info["general.architecture"], info["general.basename"]) == ("qwen3", MODEL)
         assert info["qwen3.context_length"] == 2048

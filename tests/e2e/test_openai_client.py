@@ -262,7 +262,7 @@ def test_leaving_a_stream_aborts_it(client: OpenAI, server: RunningServer, more:
     )
     for _ in range(3):
         next(iter(stream))
-    assert len(server.engine._streams) >= 1
+    assert len(server.engine._requests) >= 1
     stream.close()
     wait_until_idle(server)
 

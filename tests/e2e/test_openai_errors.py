@@ -15,7 +15,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from inflight.engine.serving.admission import QueueLimits
-from inflight.entrypoints.openai.responses import ChatCompletion, ChatCompletionChunk, Completion
+from inflight.entrypoints.openai.bodies import ChatCompletion, ChatCompletionChunk, Completion
 from inflight.entrypoints.serve.settings import ServerSettings
 from tests.e2e.openai_server import MODEL, RunningServer, demo_args, running_server, wait_until_idle
 
@@ -289,13 +289,13 @@ def test_a_deadline_is_a_504_or_an_event_of_the_stream() -> None:
             start = time.monotonic()
             assert error_of(client.post(TEXT, json=ENDLESS), 504)["code"] == "request_timeout"
             assert time.monotonic() - start < 60
-        assert len(running.engine._streams) == 0
+        assert len(running.engine._requests) == 0
     # on a busy machine no stream has begun after 0.4 s: then there is more time
     for seconds in (0.4, 4.0, 40.0):
         settings = ServerSettings(request_timeout=seconds)
         with running_server(settings=settings) as running, httpx.Client(base_url=running.url, timeout=300) as client:
             answer = client.post(TEXT, json={**ENDLESS, "n": 16, "stream": True})
-            assert len(running.engine._streams) == 0
+            assert len(running.engine._requests) == 0
         if answer.status_code == 200:
             break
         assert error_of(answer, 504)["code"] == "request_timeout"

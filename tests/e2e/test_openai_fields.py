@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from inflight.entrypoints.fields.strict_model import EFFECT, StrictModel
+from inflight.entrypoints.fields.thinking_fields import ThinkingFields
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
-from inflight.entrypoints.openai.strict_model import EFFECT, StrictModel
-from inflight.entrypoints.openai.thinking_fields import ThinkingFields
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.hub import EMBEDDED_MODEL
 from inflight.tokenizer.folder_tokenizer import folder_tokenizer
@@ -128,7 +128,7 @@ OWN: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
 }
 # no outcome of one request shows these: they have tests of their own below (kv_transfer_params: in test_kv_offloading.py)
 SHOWN_BELOW = {"cache_salt", "priority", "request_id", "kv_transfer_params"}
-# what requests say about thoughts has a table of its own: tests/unit/entrypoints/openai/test_thinking_fields.py
+# what requests say about thoughts has a table of its own: tests/unit/entrypoints/fields/test_thinking_fields.py
 SHOWN_BELOW |= {*ThinkingFields.model_fields, "chat_template_kwargs"}
 MODELS: dict[str, type[StrictModel]] = {CHAT: ChatCompletionRequest, TEXT: CompletionRequest}
 
@@ -232,7 +232,7 @@ def test_every_field_has_a_case() -> None:
         assert not (lost := with_effect - cases), (
             f"{model.__name__} has fields without a case: {lost}. Add to COMMON or OWN[{path!r}] of this file what is sent "
             "beside the field, and a value that changes the answer. If the field changes nothing, make it with `no_effect` or "
-            "`neutral` (inflight/entrypoints/openai/strict_model.py)"
+            "`neutral` (inflight/entrypoints/fields/strict_model.py)"
         )
         assert not (marked := cases - with_effect), f"{marked} have no effect, says the document: remove the cases"
         assert all(model.model_fields[name].description for name in known), "a field needs a description"

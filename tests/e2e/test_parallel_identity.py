@@ -50,6 +50,7 @@ MODELS = {
     "gemma4": (1, 16),  # heads of two sizes, values that are keys
     "qwen3_5": (0, 16),  # recurrent layers
     "deepseek_v2": (1, 16),  # latent attention
+    "qwen2_moe": (0, 16),  # experts
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inflight import LLM, SamplingParams
-from inflight.config.gguf_file import read_gguf
+from inflight.config.gguf_parts import read_gguf
 from inflight.errors import ConfigError, TokenizerError
 from inflight.tokenizer.gguf_tokenizer import gguf_tokenizer
 from tests.support.gguf_files import Number

@@ -17,7 +17,7 @@ import pytest
 from inflight.config.engine import EngineConfig
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.errors import ConfigError, WorkerDiedError
-from inflight.executor import ray_executor
+from inflight.executor import ray_executor, recovery
 from inflight.executor.ray_executor import RayExecutor
 from tests.conformance import test_executor, test_executor_faults
 from tests.conformance.configs import engine_config, plan
@@ -59,7 +59,7 @@ def run_step(executor: RayExecutor) -> None:
 def recover(executor: RayExecutor, rank: int) -> None:
     with pytest.raises(WorkerDiedError, match=f"rank {rank} (was lost|is gone)") as caught:
         executor.execute_model(plan(next(STEPS)))
-    assert executor.recover(caught.value).replaced == (rank,)
+    assert recovery.recover(executor, caught.value).replaced == (rank,)
     run_step(executor)
 
 

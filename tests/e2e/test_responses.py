@@ -14,8 +14,8 @@ import pytest
 from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 
-from inflight.entrypoints.openai.constraint_fields import ConstraintFields
-from inflight.entrypoints.openai.strict_model import EFFECT
+from inflight.entrypoints.fields.constraint_fields import ConstraintFields
+from inflight.entrypoints.fields.strict_model import EFFECT
 from inflight.entrypoints.responses_api.protocol import ResponsesRequest
 from inflight.entrypoints.serve.settings import ServerSettings
 from tests.e2e.openai_server import MODEL, demo_args, running_server
@@ -277,7 +277,7 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
 }
 # fields that no outcome of one request shows; they have tests of their own
 SHOWN_ELSEWHERE = {"cache_salt", "priority", "previous_response_id"}
-# those of tests/unit/entrypoints/openai/test_constraint_fields.py
+# those of tests/unit/entrypoints/fields/test_constraint_fields.py
 SHOWN_ELSEWHERE |= ConstraintFields.model_fields.keys() - FIELDS.keys() - {"use_beam_search", "logits_processors"}
 NONE: dict[str, Any] = {  # fields that change nothing: a value that is accepted
     "stream_options": {"include_obfuscation": False}, "store": True, "background": False, "truncation": "auto",

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from inflight.entrypoints.openai.app import build_app
+from inflight.entrypoints.http.app import build_app
 from inflight.entrypoints.serve.asgi import PROBES
 from inflight.entrypoints.serve.middlewares import wrap
 from inflight.entrypoints.serve.settings import ServerSettings

@@ -19,6 +19,7 @@ import pytest
 
 from inflight import LLM, RequestOutput, SamplingParams
 from inflight.errors import InvalidRequestError
+from inflight.structured_output import pace
 from inflight.structured_output.llguidance_backend import LLGuidanceBackend
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_outputs_params import StructuredOutputsParams
@@ -241,6 +242,37 @@ def test_a_regex_that_blows_up_fails_alone(llm: LLM, regex: str) -> None:
     assert [output.outputs[0].token_ids for output in outputs] == expected
     assert not any(output.error for output in outputs)
     llm.llm_engine.core.scheduler.check_integrity()
+
+
+def test_requests_that_give_way_for_their_slow_grammars_have_the_same_tokens(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixed = [params_for(COMPACT, seed=i) for i in range(3)] + [SamplingParams(max_tokens=30, temperature=0.0)]
+    expected = [output.outputs[0].token_ids for output in generate(llm, mixed)]
+    monkeypatch.setattr(pace, "MAX_TOTAL_SECONDS", 1000.0)
+    monkeypatch.setattr(pace, "MAX_TOKEN_SECONDS", 1000.0)
+    grammars = llm.llm_engine.core.scheduler._grammars
+    monkeypatch.setattr(grammars.manager.pace, "slow_seconds", 0.0)
+    late: list[int] = []
+    wanted = grammars.late
+    monkeypatch.setattr(grammars, "late", lambda running: late.append(len(found := wanted(running))) or found)
+    outputs = generate(llm, mixed)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert max(late) == 3
+    assert not grammars.slow
+    llm.llm_engine.core.scheduler.check_integrity()
+
+
+def test_a_grammar_that_needs_too_much_time_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "MAX_TOKEN_SECONDS", 0.0)
+    grammars = llm.llm_engine.core.scheduler._grammars
+    monkeypatch.setattr(grammars.manager.pace, "slow_seconds", 0.0)
+    digits = params_for(StructuredOutputsParams(regex="[0-9]{40}"), seed=1)
+    slow, other = generate(llm, [digits, SamplingParams(max_tokens=20, temperature=0.0)])
+    assert slow.outputs[0].finish_reason == "error"
+    assert "too much time for each token" in slow.error
+    assert other.outputs[0].finish_reason == "length"
+    assert not other.error
 
 
 def test_a_grammar_that_comes_to_a_dead_end_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

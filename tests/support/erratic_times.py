@@ -33,6 +33,6 @@ class ErraticTimes(StepTimeModel):
 def limit_times(scheduler: Scheduler, block_size: int, times: StepTimeModel, **limits: Any) -> None:
     """From now on limit the time of steps, as predicted by `times`. `limits` are fields of `SchedulerConfig`."""
     scheduler._config = config = replace(scheduler._config, **limits)
-    scheduler.limits = scheduler._gates._limits = StepLimits(
+    scheduler.limits = scheduler.gates._limits = StepLimits(
         config, block_size, times, has_drafts=scheduler._num_speculative_tokens > 0
     )

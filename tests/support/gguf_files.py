@@ -78,6 +78,26 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, St
     return path
 
 
+def write_parts(
+    folder: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Stored], count: int, stem: str = "model"
+) -> list[Path]:
+    """The same model, split over `count` files as by llama-gguf-split. The first has all metadata."""
+    names = list(tensors)
+    paths = []
+    for number in range(count):
+        split = {
+            "split.no": Number("H", number),
+            "split.count": Number("H", count),
+            "split.tensors.count": Number("i", len(tensors)),
+        }
+        own = names[number * len(names) // count : (number + 1) * len(names) // count]
+        path = folder / f"{stem}-{number + 1:05}-of-{count:05}.gguf"
+        paths.append(
+            write_gguf(path, {**(metadata if number == 0 else {}), **split}, {name: tensors[name] for name in own})
+        )
+    return paths
+
+
 def floats(weight: Tensor) -> Stored:
     """F32, F16 or BF16, as the tensor is."""
     kind = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}[weight.dtype]

@@ -26,10 +26,10 @@ from transformers import (
     SmolLM3Config,
 )
 
-from tests.support.gguf_files import Number, Stored, floats, quantized, write_gguf
+from tests.support.gguf_files import Number, Stored, floats, quantized, write_gguf, write_parts
 from tests.support.model_zoo import write_model
 
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "vocab_size": 203,
     "hidden_size": 256,
     "intermediate_size": 256,
@@ -41,20 +41,20 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 2,
 }
 CONFIGS: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**_COMMON, attention_bias=True),
-    "qwen2": Qwen2Config(**_COMMON, tie_word_embeddings=True),
-    "qwen3": Qwen3Config(**_COMMON, head_dim=32),
-    "gemma2": Gemma2Config(**_COMMON, head_dim=64, query_pre_attn_scalar=64, sliding_window=9),
+    "llama": LlamaConfig(**COMMON, attention_bias=True),
+    "qwen2": Qwen2Config(**COMMON, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**COMMON, head_dim=32),
+    "gemma2": Gemma2Config(**COMMON, head_dim=64, query_pre_attn_scalar=64, sliding_window=9),
     "gemma3": Gemma3TextConfig(
-        **{**_COMMON, "num_hidden_layers": 7}, head_dim=64, query_pre_attn_scalar=64, sliding_window=9
+        **{**COMMON, "num_hidden_layers": 7}, head_dim=64, query_pre_attn_scalar=64, sliding_window=9
     ),
-    "olmo2": Olmo2Config(**_COMMON),
-    "smollm3": SmolLM3Config(**{**_COMMON, "num_hidden_layers": 4, "pad_token_id": None}),
+    "olmo2": Olmo2Config(**COMMON),
+    "smollm3": SmolLM3Config(**{**COMMON, "num_hidden_layers": 4, "pad_token_id": None}),
     "granite": GraniteConfig(
-        **_COMMON, attention_multiplier=0.0625, logits_scaling=2.0, embedding_multiplier=0.5, residual_multiplier=0.5
+        **COMMON, attention_multiplier=0.0625, logits_scaling=2.0, embedding_multiplier=0.5, residual_multiplier=0.5
     ),
     "phi3": Phi3Config(
-        **_COMMON,
+        **COMMON,
         pad_token_id=0,
         sliding_window=9,
         original_max_position_embeddings=64,
@@ -66,10 +66,10 @@ CONFIGS: dict[str, PreTrainedConfig] = {
             "long_factor": [3.0 + i for i in range(24)],
         },
     ),
-    "glm4": Glm4Config(**_COMMON, head_dim=64, attention_bias=True, pad_token_id=0),
-    "lfm2": Lfm2Config(**_COMMON, layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False),
+    "glm4": Glm4Config(**COMMON, head_dim=64, attention_bias=True, pad_token_id=0),
+    "lfm2": Lfm2Config(**COMMON, layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False),
     "qwen35": Qwen3_5TextConfig(
-        **{**_COMMON, "num_hidden_layers": 4},
+        **{**COMMON, "num_hidden_layers": 4},
         head_dim=64,
         linear_num_key_heads=2,
         linear_num_value_heads=2,
@@ -213,9 +213,14 @@ def metadata_of(architecture: str, config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def write_pair(
-    folder: Path, architecture: str, types: Mapping[str, str] = TYPES, metadata: Mapping[str, Any] | None = None
+    folder: Path,
+    architecture: str,
+    types: Mapping[str, str] = TYPES,
+    metadata: Mapping[str, Any] | None = None,
+    num_parts: int = 1,
 ) -> tuple[Path, Path]:
-    """(a folder with plain weights, a GGUF file of the same model). `types`: of matrices; those not named are F32."""
+    """(a folder with plain weights, a GGUF file of the same model). `types`: of matrices; those not named are F32. If
+    `num_parts` is more than 1, the file is the first part."""
     config = CONFIGS[architecture]
     plain = write_model(config, folder / "plain", seed=4)
     random = np.random.default_rng(4)
@@ -246,8 +251,10 @@ def write_pair(
             factors = torch.tensor(config.rope_parameters[f"{length}_factor"])
             tensors[f"rope_factors_{length}.weight"] = floats(factors)
     save_file(weights, plain / "model.safetensors")
-    file = write_gguf(folder / "model.gguf", {**metadata_of(architecture, config), **(metadata or {})}, tensors)
-    return plain, file
+    keys = {**metadata_of(architecture, config), **(metadata or {})}
+    if num_parts > 1:
+        return plain, write_parts(folder, keys, tensors, num_parts)[0]
+    return plain, write_gguf(folder / "model.gguf", keys, tensors)
 
 
 def interleave(weight: Tensor, head_dim: int) -> Tensor:

@@ -18,14 +18,17 @@ from inflight.config.engine import SchedulerConfig
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.config.kv_transfer import KVTransferConfig
 from inflight.config.resolve import resolve_speculative
+from inflight.engine.core.step_loop import CoreListener
 from inflight.engine.start.kv_cache_sizing import blocks_per_sequence, make_groups
 from inflight.engine.start.make_core import make_core
 from inflight.errors import ErrorKind, RankError, StepError
 from inflight.executor.meeting import Meeting
-from inflight.executor.recovery import RecoveryResult
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
+from inflight.interface.prompt_logprobs import PromptLogprobsResult
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, ResolvedSampling
+from inflight.interface.start_up import BeginEpoch, EpochCommand, Listening
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+from inflight.processes.recovery_limits import RecoveryLimits
 from inflight.sampling_params import SamplingParams
 from inflight.scheduler.step_time.model import StepTimeModel
 from inflight.structured_output.manager import StructuredOutputManager
@@ -34,6 +37,7 @@ from tests.conformance.configs import engine_config
 from tests.support.erratic_times import limit_times
 from tests.support.mock_transfers import MockTransfers
 from tests.support.mock_worker import MockWorker, mock_generate
+from tests.support.request_parts import asked_parts
 from tests.support.toy_grammar import ToyBackend
 
 VOCAB_SIZE = 50
@@ -63,6 +67,9 @@ class LateExecutor:
         self.replaced: tuple[int, ...] = ()  # ranks that each recovery replaces
         self.new_worker: Callable[[], MockWorker] = lambda: worker
         self.transfers: MockTransfers | None = None
+        self.meeting, self.starting = Meeting(0, 1), set[int]()
+        self.limits = RecoveryLimits(FaultToleranceConfig(max_recoveries=10**9))
+        self.on_death: Callable[[], None] | None = None
 
     @property
     def newest(self) -> LateFuture | None:
@@ -100,32 +107,45 @@ class LateExecutor:
         non_block: bool = False,
         beside: bool = False,
     ) -> Any:
-        """It would run behind all steps submitted: none may be left. A call beside the steps is one of `kv_transfer`."""
+        """It would run behind all steps submitted: none may be left. A call beside the steps is one of a transfer."""
         if beside:
-            assert non_block and method == "kv_transfer" and self.transfers is not None
-            return self.transfers.call(self, *args)
+            assert non_block and method.startswith("kv_") and self.transfers is not None
+            return self.transfers.call(self, method.removeprefix("kv_"), *args)
         assert not self._queue and timeout is None
         return [(method, args, kwargs)]
+
+    def set_death_callback(self, on_death: Callable[[], None]) -> None:
+        self.on_death = on_death
 
     def check_health(self) -> None:
         while self.run_next():  # a call runs behind all steps submitted, those that are void, too
             pass
 
-    # what a recovery needs: its ranks are always there
-    meeting = Meeting(0, 1)
+    # what a recovery needs: the rank reports at once, also a new one
+    can_recover = True
+    world_size, local_ranks, longest_budget = 1, range(1), 0.0
     num_stale_frames = num_spares = 0
 
     def root_cause(self, error: RankError) -> RankError:
         return error
 
-    def recover(self, cause: RankError) -> RecoveryResult:
+    def begin_epoch(self, cause: RankError) -> set[int]:
         self.recoveries.append(cause)
         self._queue.clear()
         if self.transfers is not None:
             self.transfers.begin_epoch(cause, loses_slab=bool(self.replaced))
-        if self.replaced:
-            self.worker = self.new_worker()
-        return RecoveryResult(epoch=len(self.recoveries), replaced=self.replaced)
+        self.meeting = Meeting(self.meeting.epoch + 1, self.world_size)
+        return set(self.replaced)
+
+    def send(self, rank: int, command: EpochCommand) -> None:
+        assert command == BeginEpoch(epoch=self.meeting.epoch)
+        self.meeting.take(Listening(rank=rank, epoch=command.epoch, address=("", 0), num_dropped=0))
+
+    def replace_rank(self, rank: int) -> None:
+        self.worker = self.new_worker()
+
+    def join_epoch(self, deadline: float | None = None) -> None:
+        pass
 
     def run_next(self) -> bool:
         """Run the oldest step, if there is one and its masks have come."""
@@ -177,6 +197,7 @@ class MockEngine:
     fault_tolerance: bool = False
     transfer: KVTransferConfig | None = None
     transfers: MockTransfers | None = None
+    listener: CoreListener = field(default_factory=CoreListener)
     wanted: dict[str, Wanted] = field(default_factory=dict)
     outputs: dict[str, list[int]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[int]] = field(default_factory=dict)
@@ -216,9 +237,13 @@ class MockEngine:
             speculative = {"method": "ngram", "num_speculative_tokens": self.num_speculative_tokens}
             config = replace(config, speculative=resolve_speculative(speculative))
         self.grammars = StructuredOutputManager(
-            lambda: ToyBackend(VOCAB_SIZE), VOCAB_SIZE, num_buffers=2 * self.depth, num_threads=1
+            lambda: ToyBackend(VOCAB_SIZE),
+            VOCAB_SIZE,
+            num_buffers=2 * self.depth,
+            num_threads=1,
+            is_paced=False,  # the time that a busy machine needs would change the plans
         )
-        self.core = make_core(config, self.executor, self.grammars)  # type: ignore[arg-type]
+        self.core = make_core(config, self.executor, self.grammars, self.listener)  # type: ignore[arg-type]
         self.scheduler = self.core.scheduler
         self.pool = self.scheduler._kv_cache.pool
 
@@ -280,6 +305,7 @@ class MockEngine:
                 cache_salt=salt,
                 prompt_leader=leader,
                 num_losses=num_losses,
+                parts=asked_parts(params),
             ),
             np.array(prompt, dtype=np.int32),
         )
@@ -302,8 +328,9 @@ class MockEngine:
             self.cached_tokens[output.request_id] = output.num_cached_tokens
             got.extend(output.new_token_ids)
             assert got == wanted.tokens[: len(got)], output.request_id
-            if output.prompt_logprobs is not None:
-                self.prompt_logprobs[output.request_id].extend(output.prompt_logprobs.token_ids[:, 0].tolist())
+            for part in output.parts:
+                assert isinstance(part, PromptLogprobsResult)
+                self.prompt_logprobs[output.request_id].extend(part.columns.token_ids[:, 0].tolist())
             if output.error_kind is not ErrorKind.REQUEST:
                 self.finished[output.request_id] = FinishReason.ERROR
             elif output.finish_reason is not None:

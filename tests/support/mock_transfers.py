@@ -1,4 +1,4 @@
-"""`MockTransfers`: the `kv_transfer` calls of one mock rank, ended in a random order, late, and with faults.
+"""`MockTransfers`: the calls for transfers of one mock rank, ended in a random order, late, and with faults.
 
 It keeps to what `RankTransfers` promises and to nothing else. A copy happens at any time between its call and its end: each one
 draws whether it happens first or last. A load begins when the newest step before it has run. What a tier gives is verified, so
@@ -148,13 +148,32 @@ class MockTransfers:
 
         return _Call(future, store)
 
+    def _touch(self, executor: LateExecutor, future: Future[Any], keys: list[list[bytes]]) -> _Call:
+        def touch() -> tuple[list[bool], dict[str, dict[str, float]]]:
+            stored = {key for blocks in self._tiers.values() for key, _ in blocks}
+            return [stored.issuperset(together) for together in keys], {}
+
+        return _Call(future, touch)
+
+    def _restore(self, executor: LateExecutor, future: Future[Any], keys: list[list[bytes]], slots: list[int]) -> _Call:
+        assert sum(map(len, keys)) == len(slots)
+
+        def store() -> tuple[bool, dict[str, dict[str, float]]]:
+            rest = iter(slots)
+            for together in keys:
+                rows = [(key, self._slab[next(rest)].copy()) for key in together]
+                if not self._is_faulty():
+                    self._tiers.setdefault(_name(together[-1], len(together)), rows)
+            return True, {}
+
+        return _Call(future, store)
+
     def _fetch(
         self,
         executor: LateExecutor,
         future: Future[Any],
         keys: list[bytes],
         slots: list[int],
-        ends: list[bool],
         chunks: list[tuple[bytes, int]],
     ) -> _Call:
         assert keys and len(set(slots)) == len(slots) and len(chunks) in (0, len(keys))
@@ -168,7 +187,7 @@ class MockTransfers:
                 if rows:
                     self._slab[slot] = rows[0].copy()
                     found[i] = True
-                elif ends[i]:
+                else:
                     break
             return found, {"fs": {"hits": float(sum(found))}}
 

@@ -13,8 +13,10 @@ import zlib
 import numpy as np
 
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig, KVCacheSpec
+from inflight.interface.parts import PartResult
+from inflight.interface.prompt_logprobs import PromptLogprobsPart, PromptLogprobsResult
 from inflight.interface.request import LogprobsColumns
-from inflight.interface.step import GrammarOutput, ModelRunnerOutput, PromptLogprobs, SchedulerOutput
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import WorkerBase
 from inflight.worker.input_batch import InputBatch
 from tests.support.toy_grammar import EOS, allowed_tokens
@@ -160,7 +162,7 @@ class MockWorker(WorkerBase):
             sampled_token_ids=np.array([token for drawn in sampled for token in drawn], dtype=np.int32),
             num_sampled_tokens=np.array([len(drawn) for drawn in sampled] if k else [], dtype=np.int32),
             sampled_positions=np.array(positions if k else [], dtype=np.int32),
-            prompt_logprobs=self._prompt_logprobs_of(plan),
+            parts=self._prompt_logprobs_of(plan),
             draft_token_ids=np.array(padded if k else [], dtype=np.int32),
         )
 
@@ -170,8 +172,8 @@ class MockWorker(WorkerBase):
         for data in plan.new_requests:
             self._tokens[data.slot] = data.token_ids.tolist()
             self._drafts[data.slot] = []
-            wanted = data.sampling.params.prompt_logprobs is not None
-            self._num_prompt_logprobs_done[data.slot] = data.num_prompt_logprobs_done if wanted else None
+            done = [part.num_done for part in data.parts if isinstance(part, PromptLogprobsPart)]
+            self._num_prompt_logprobs_done[data.slot] = done[0] if done else None
         if (forced := plan.forced_tokens) is not None:
             entries = zip(forced.slots.tolist(), forced.positions.tolist(), forced.token_ids.tolist(), strict=True)
             for slot, position, token in entries:
@@ -237,8 +239,8 @@ class MockWorker(WorkerBase):
                 break
         return drawn
 
-    def _prompt_logprobs_of(self, plan: SchedulerOutput) -> tuple[PromptLogprobs, ...]:
-        pieces = []
+    def _prompt_logprobs_of(self, plan: SchedulerOutput) -> tuple[tuple[int, PartResult], ...]:
+        pieces: list[tuple[int, PartResult]] = []
         ends = plan.num_computed_tokens + plan.num_scheduled_tokens
         for row, (slot, end) in enumerate(zip(plan.slots.tolist(), ends.tolist(), strict=True)):
             start = self._num_prompt_logprobs_done[slot]
@@ -253,7 +255,7 @@ class MockWorker(WorkerBase):
                 logprobs=np.zeros(token_ids.shape, dtype=np.float32),
                 ranks=np.ones(len(token_ids), dtype=np.int32),
             )
-            pieces.append(PromptLogprobs(row=row, start=start, columns=columns))
+            pieces.append((row, PromptLogprobsResult(start=start, columns=columns)))
         return tuple(pieces)
 
     def execute_dummy_batch(self) -> None:

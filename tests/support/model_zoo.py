@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
+    Ernie4_5_MoeConfig,
     FalconH1Config,
     FalconMambaConfig,
     Gemma2Config,
@@ -26,6 +27,7 @@ from transformers import (
     GPT2Config,
     GptOssConfig,
     GraniteConfig,
+    GraniteMoeConfig,
     Lfm2Config,
     LlamaConfig,
     MiniCPM3Config,
@@ -35,11 +37,13 @@ from transformers import (
     MixtralConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoeConfig,
     OlmoHybridConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -71,6 +75,7 @@ _LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 40,
 }
+_EXPERTS = {**_COMMON, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -136,6 +141,10 @@ def _qwen2(**fields: Any) -> Qwen2Config:
 
 def _qwen3(**fields: Any) -> Qwen3Config:
     return Qwen3Config(**{**_COMMON, "head_dim": 16, **fields})
+
+
+def _qwen3_moe(**fields: Any) -> Qwen3MoeConfig:
+    return Qwen3MoeConfig(**{**_EXPERTS, "head_dim": 16, **fields})
 
 
 # The first of each family is the plain one; the others are the ways in which real checkpoints differ from it.
@@ -298,6 +307,43 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
         DeepseekV3Config(**_LATENT, q_lora_rank=None, first_k_dense_replace=9, rope_interleave=False),
     ],
     "youtu": [YoutuConfig(**_LATENT, q_lora_rank=24)],
+    "qwen3_moe": [
+        _qwen3_moe(norm_topk_prob=True),
+        _qwen3_moe(
+            num_experts=7, num_experts_per_tok=7, attention_bias=True, tie_word_embeddings=True
+        ),  # all are chosen
+        _qwen3_moe(num_hidden_layers=4, mlp_only_layers=[1], decoder_sparse_step=2, moe_intermediate_size=40),
+        _qwen3_moe(use_sliding_window=True, sliding_window=9, num_experts_per_tok=1, norm_topk_prob=True),
+        # not for the kernel
+        _qwen3_moe(hidden_size=72, moe_intermediate_size=38, head_dim=20),
+    ],
+    "qwen2_moe": [
+        Qwen2MoeConfig(**_EXPERTS, shared_expert_intermediate_size=48),
+        Qwen2MoeConfig(
+            **{**_EXPERTS, "num_hidden_layers": 3},
+            shared_expert_intermediate_size=96,
+            use_sliding_window=True,
+            sliding_window=9,
+            max_window_layers=2,
+            mlp_only_layers=[0],
+            norm_topk_prob=True,
+            qkv_bias=False,
+        ),
+    ],
+    "mixtral": [
+        MixtralConfig(**_COMMON, num_local_experts=4, sliding_window=None),
+        MixtralConfig(**_COMMON, num_local_experts=8, num_experts_per_tok=3, sliding_window=9, head_dim=20),
+    ],
+    "olmoe": [
+        OlmoeConfig(**{**_COMMON, "intermediate_size": 48}, num_experts=8, num_experts_per_tok=2),
+        OlmoeConfig(**_COMMON, num_experts=4, num_experts_per_tok=3, norm_topk_prob=True, attention_bias=True),
+    ],
+    "granitemoe": [
+        GraniteMoeConfig(**_COMMON, num_local_experts=6, attention_multiplier=0.2, logits_scaling=2.0),
+        GraniteMoeConfig(
+            **_COMMON, num_local_experts=4, num_experts_per_tok=1, embedding_multiplier=12.0, residual_multiplier=0.22
+        ),
+    ],
     "minicpm3": [
         MiniCPM3Config(**{**_LATENT, "v_head_dim": None}, q_lora_rank=24),
         MiniCPM3Config(**_LATENT, q_lora_rank=24, scale_depth=None, dim_model_base=None, scale_emb=1),
@@ -306,10 +352,10 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
 
 # Models for the fallback. Inflight computes the first families itself, unless model_impl is "transformers".
 FALLBACK_CONFIGS: dict[str, list[PreTrainedConfig]] = {
-    **{name: FAMILY_CONFIGS[name][:1] for name in ("gemma2", "phi3", "olmo2", "granite")},
-    "gpt2": [GPT2Config(vocab_size=VOCAB_SIZE, n_embd=64, n_layer=2, n_head=4, n_positions=1024)],  # learned positions
-    "mixtral": [MixtralConfig(**_COMMON, num_local_experts=4, sliding_window=None)],
+    **{name: FAMILY_CONFIGS[name][:1] for name in ("gemma2", "phi3", "olmo2", "granite", "mixtral")},
     "qwen3_moe": [Qwen3MoeConfig(**_COMMON, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)],
+    "gpt2": [GPT2Config(vocab_size=VOCAB_SIZE, n_embd=64, n_layer=2, n_head=4, n_positions=1024)],  # learned positions
+    "ernie4_5_moe": [Ernie4_5_MoeConfig(**_COMMON, moe_num_experts=4, moe_k=2, moe_intermediate_size=32)],
     "gpt_oss": [
         GptOssConfig(**_COMMON, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=11)
     ],  # sinks
@@ -359,7 +405,9 @@ def draw_weights(model: PreTrainedModel, seed: int) -> None:
 
 
 def reference_model(folder: Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The truth: transformers, eager attention."""
+    """The truth: transformers, eager attention, and experts one by one."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    if model.get_experts_implementation():
+        model.set_experts_implementation("eager")
     assert isinstance(model, PreTrainedModel)
     return model.eval()

@@ -33,7 +33,7 @@ IMPORTED = (
     "inflight.executor.multiproc",
     "inflight.entrypoints.llm",
     "inflight.entrypoints.cli.main",
-    "inflight.entrypoints.openai.app",
+    "inflight.entrypoints.http.app",
     "inflight.entrypoints.serve.server",
     "inflight.entrypoints.serve.supervisor",
     "inflight.metrics.serving",
@@ -129,17 +129,17 @@ class PythonProcess(subprocess.Popen[Any]):
         if self._forked is None:
             return super()._internal_poll(_deadstate, **more)  # type: ignore[misc,no-any-return]
         if self.returncode is None and (code := self._forked.poll()) is not None:
-            self._note_end(code)
+            self._record_end(code)
         return self.returncode
 
     def _wait(self, timeout: float | None) -> int:
         if self._forked is None:
             return super()._wait(timeout)  # type: ignore[misc,no-any-return]
         if self.returncode is None:
-            self._note_end(self._forked.wait(timeout))
+            self._record_end(self._forked.wait(timeout))
         return self.returncode
 
-    def _note_end(self, code: int) -> None:
+    def _record_end(self, code: int) -> None:
         assert self._forked is not None
         if self.returncode is None:
             self.returncode = code

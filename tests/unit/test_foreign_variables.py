@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inflight.envs import API_KEY_VARIABLES
+from inflight.envs import ADMIN_KEY_VARIABLE, API_KEY_VARIABLES
 from inflight.foreign_variables import NO_EFFECT, OF_OTHER_SERVERS, REFUSED, SAME, engine_notes, refusals, server_notes
 
 LINES = (Path(__file__).parent / "vllm_variables.txt").read_text(encoding="utf-8").splitlines()
@@ -54,7 +54,7 @@ def test_a_key_that_nothing_reads_ends_the_start_of_a_server_without_keys(name: 
         assert len(named) == (not name.startswith("INFLIGHT_")), "inflight.envs names ours"
 
 
-@pytest.mark.parametrize("name", [*API_KEY_VARIABLES, "INFLIGHT_SERVE_API_KEY_FILE"])
+@pytest.mark.parametrize("name", [*API_KEY_VARIABLES, ADMIN_KEY_VARIABLE, "INFLIGHT_SERVE_API_KEY_FILE"])
 def test_variables_of_keys_that_are_read(name: str) -> None:
     assert not [*refusals({name: "some-long-key"}, {}), *server_notes({name: "some-long-key"}, {})]
 

@@ -99,6 +99,17 @@ def test_a_folder_of_safetensors_is_one_whatever_else_it_holds(tmp_path: Path) -
     assert hub.resolve_model_folder(str(folder)) == folder
 
 
+def test_the_first_part_of_a_split_model_is_the_model(tmp_path: Path) -> None:
+    for name in ("m-00002-of-00003.gguf", "m-00001-of-00003.gguf"):
+        (tmp_path / name).touch()
+    assert hub.resolve_model_folder(str(tmp_path)) == tmp_path / "m-00001-of-00003.gguf"
+    assert [path.name for path in hub.gguf_parts(tmp_path / "m-00001-of-00003.gguf")] == [
+        f"m-0000{number}-of-00003.gguf" for number in (1, 2, 3)
+    ]
+    for whole in ("m.gguf", "m-00004-of-00003.gguf", "m-00000-of-00000.gguf", "m-1-of-3.gguf"):
+        assert hub.gguf_parts(tmp_path / whole) == [tmp_path / whole]
+
+
 def test_several_gguf_files_are_not_guessed_between(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"")
@@ -211,7 +222,15 @@ def gguf_cache(hub_cache: Path) -> Path:
     """An offline hub whose cache has some GGUF files of org/quants, and no config.json."""
     repository = hub_cache / "models--org--quants"
     snapshot = repository / "snapshots" / COMMIT
-    for name in ("m-Q4_K_M.gguf", "m-IQ4_K_M.gguf", "m-Q8_0.gguf", "mmproj-Q8_0.gguf", "big/m-F16-00001-of-00002.gguf"):
+    for name in (
+        "m-Q4_K_M.gguf",
+        "m-IQ4_K_M.gguf",
+        "m-Q8_0.gguf",
+        "mmproj-Q8_0.gguf",
+        "big/m-F16-00001-of-00002.gguf",
+        "big/m-F16-00002-of-00002.gguf",
+        "big/m-F32-00001-of-00002.gguf",
+    ):
         (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
         (snapshot / name).write_bytes(b"GGUF")
     (snapshot / "folder-Q5_0.gguf").mkdir()  # no file
@@ -229,6 +248,8 @@ def gguf_cache(hub_cache: Path) -> Path:
         ("IQ4_K_M", "m-IQ4_K_M.gguf"),
         ("m-Q8_0.gguf", "m-Q8_0.gguf"),
         ("m-Q8_0", "m-Q8_0.gguf"),
+        ("F16", "big/m-F16-00001-of-00002.gguf"),
+        ("big/m-F16-00001-of-00002.gguf", "big/m-F16-00001-of-00002.gguf"),
     ],
 )
 @pytest.mark.parametrize("revision", [None, "main", COMMIT])
@@ -246,7 +267,11 @@ def test_one_gguf_file_of_a_hub_id(gguf_cache: Path, wanted: str, name: str, rev
         ("org/quants:Q4_K", "no GGUF file 'Q4_K'"),
         ("org/quants:../../x.gguf", "no GGUF file"),
         ("org/quants:Q8_0", "has 2 GGUF files with 'Q8_0' in their names.*: .*m-Q8_0.gguf, mmproj-Q8_0.gguf"),
-        ("org/quants:F16", "split over several files"),
+        ("org/quants:F32", r"is the first of 2 parts of a model, but .* lacks big/m-F32-00002-of-00002\.gguf"),
+        (
+            "org/quants:big/m-F16-00002-of-00002.gguf",
+            r"is one of 2 parts of a model; give the first part, 'org/quants:big/m-F16-00001-of-00002\.gguf'",
+        ),
         ("org/quants:", r"no GGUF file ''|GGUF files with ''"),
         ("org/name:Q4_0", "no GGUF file 'Q4_0'.*there are none"),
         ("org/absent:Q4_0", "'org/absent', it is not in the hub's cache"),
@@ -270,21 +295,25 @@ def test_one_gguf_file_alone_is_downloaded(gguf_cache: Path, monkeypatch: pytest
         asked.append((model, revision, allow_patterns))
         return str(gguf_cache)
 
-    names = ["README.md", "m-Q4_0.gguf", "m[1]-Q8_0.gguf"]
+    parts = ["m-BF16-00001-of-00002.gguf", "m-BF16-00002-of-00002.gguf"]
+    names = ["README.md", "m-Q4_0.gguf", "m[1]-Q8_0.gguf", *parts]
     siblings = [SimpleNamespace(rfilename=name) for name in names]
     monkeypatch.setattr(huggingface_hub, "model_info", lambda *_args, **_options: SimpleNamespace(siblings=siblings))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
     assert hub.resolve_model_folder("org/quants:Q4_0", "v1") == gguf_cache / "m-Q4_0.gguf"
     hub.resolve_model_folder("org/quants:Q8_0")
     assert asked == [("org/quants", "v1", ["m-Q4_0.gguf"]), ("org/quants", None, ["m[[]1]-Q8_0.gguf"])]
+    assert hub.resolve_model_folder("org/quants:BF16") == gguf_cache / parts[0]
+    assert asked[2] == ("org/quants", None, parts)
     with pytest.raises(
-        ModelNotFoundError, match=r"org/quants has no GGUF file 'Q6_K'.*: m-Q4_0\.gguf, m\[1\]-Q8_0\.gguf"
+        ModelNotFoundError,
+        match=r"org/quants has no GGUF file 'Q6_K'.*: m-BF16-00001-of-00002\.gguf, m-Q4_0\.gguf, m\[1\]-Q8_0\.gguf",
     ):
         hub.resolve_model_folder("org/quants:Q6_K")
     (gguf_cache / "empty").mkdir()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_args, **_fields: str(gguf_cache / "empty"))
     with pytest.raises(
-        ModelNotFoundError, match=r"no config\.json.*GGUF files, give one as 'org/q:FILE\.gguf': m-Q4_0\.gguf"
+        ModelNotFoundError, match=r"no config\.json.*GGUF files, give one as 'org/q:FILE\.gguf': .*m-Q4_0\.gguf"
     ):
         hub.resolve_model_folder("org/q")
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import json
 import math
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -171,6 +174,45 @@ def test_it_is_a_value() -> None:
     assert dataclasses.replace(params, temperature=0.5) == params
     params.top_k = 3
     assert params != SamplingParams(temperature=0.5, stop="a", logit_bias={1: 2.0})
+
+
+@pytest.mark.parametrize(
+    "again", [lambda params: params, copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))]
+)
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [
+        ("top_k", -2, 7),
+        ("temperature", True, 1),
+        ("stop", [""], ["b"]),
+        ("n", 1.0, 2),
+        ("logit_bias", {-1: 0.5}, {4: 0.5}),
+        ("allowed_token_ids", [], [1]),
+        ("min_tokens", 100, 10),
+        ("structured_outputs", {"regex": "a"}, None),
+    ],
+)
+def test_a_copy_has_values_that_were_checked(
+    name: str, wrong: object, right: object, again: Callable[[SamplingParams], SamplingParams]
+) -> None:
+    params = again(SamplingParams(max_tokens=20, stop="a"))
+    first = params.checked_copy()
+    assert first == params and first is not params and vars(first).keys() == vars(SamplingParams()).keys()
+    setattr(params, name, wrong)
+    with pytest.raises(InvalidRequestError, match=name):
+        params.checked_copy()
+    setattr(params, name, right)
+    assert params.checked_copy() == dataclasses.replace(params)
+    assert first == SamplingParams(max_tokens=20, stop="a"), "a copy changes with the object of which it is a copy"
+
+
+def test_a_bias_that_was_changed_in_place_is_checked_again() -> None:
+    params = SamplingParams(logit_bias={3: 1.0})
+    first = params.checked_copy()
+    params.logit_bias[3] = 1000.0  # type: ignore[index]  # a dictionary
+    with pytest.raises(InvalidRequestError, match="logit_bias"):
+        params.checked_copy()
+    assert first.logit_bias == {3: 1.0}
 
 
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}

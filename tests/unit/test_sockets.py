@@ -10,8 +10,8 @@ from contextlib import ExitStack
 import pytest
 
 from inflight.errors import EngineError
-from inflight.executor.join import connect
 from inflight.interface.start_up import Hello
+from inflight.processes.acceptor import connect
 from inflight.sockets import connect_locally, listen, listen_locally, shown, socket_pair, unreachable
 
 

@@ -7,7 +7,8 @@ from inflight.config.families.family_fields import FamilyFields
 
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
-    return make_dense(fields, read_latent_attention(fields, interleaved=fields.boolean("rope_interleave", True)))
+    interleaved = fields.boolean("rope_interleave", True)
+    return make_dense(fields, read_latent_attention(fields, interleaved=interleaved))
 
 
 FAMILY = Family(architecture="DeepseekV3ForCausalLM", model_type="deepseek_v3", parse=_parse, takes=is_dense)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.families.family_fields import FamilyFields
+from inflight.config.mixers import MIXER_KINDS
+from inflight.config.mlp_kinds import MLP_KINDS
 
 # Fields that change the result of models of other families -> the values with which the field changes nothing. A config with
 # any other value is refused. (): the field must be absent or null.
@@ -24,14 +26,15 @@ class Family:
     """A family of models: one file of this folder, and an entry in `families.FAMILIES`.
 
     `parse` makes the specification. It refuses fields whose value is not supported. `reads` has the names of those fields in
-    `_NEUTRAL_VALUES` that `parse` reads itself. `wrapper`: the architecture and the model_type of models that also read
-    images; of such a model the part for text is used. `takes`: whether Inflight's own code computes this variant of the family.
-    `unread`: see `ModelArchitecture`. In a GGUF file the family's name is
-    `gguf_name` (None: no GGUF file of the family is supported). `gguf_interleaves_heads`: llama.cpp's converter changes the
-    order of the rows of queries and keys. `gguf_names`: keys of the file, without the family's name, -> the fields of
-    config.json with the same values, where only this family has them. `gguf_fields` makes further fields of config.json from
-    the keys of the file, of which it reads `gguf_keys`. `gguf_tensors`: names of a layer's tensors in the file -> their names
-    in the model, where they are not those of most families.
+    `_NEUTRAL_VALUES` that `parse` reads itself. Those that a kind of layer reads are known to its specification. `wrapper`: the
+    architecture and the model_type of models that also read images; of such a model the part for text is used. `takes`:
+    whether Inflight's own code computes this variant of the family. `unread`: see `ModelArchitecture`. In a GGUF file the
+    family's name is `gguf_name` (None: no GGUF file of the family is supported). `gguf_has_experts`: such a file has experts;
+    a family without experts may have the same name. `gguf_interleaves_heads`: llama.cpp's converter changes the order of the
+    rows of queries and keys. `gguf_names`: keys of the file, without the family's name, -> the fields of config.json with the
+    same values, where only this family has them. `gguf_fields` makes further fields of config.json from the keys of the file,
+    of which it reads `gguf_keys`. `gguf_tensors`: names of a layer's tensors in the file -> their names in the model, where
+    they are not those of most families.
     """
 
     architecture: str
@@ -42,6 +45,7 @@ class Family:
     wrapper: tuple[str, str] | None = None
     takes: Callable[[FamilyFields], bool] = lambda fields: True
     gguf_name: str | None = None
+    gguf_has_experts: bool = False
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_fields: Callable[[Mapping[str, object]], dict[str, object]] = lambda given: {}
     gguf_keys: tuple[str, ...] = ()
@@ -50,25 +54,34 @@ class Family:
 
     def from_gguf(self, given: Mapping[str, object]) -> dict[str, object]:
         """The fields of config.json that only this family has, from the keys of a GGUF file."""
-        return {name: given[key] for key, name in self.gguf_names.items() if key in given} | self.gguf_fields(given)
+        same = {name: given[key] for key, name in self.gguf_names.items() if key in given}
+        return same | self.gguf_fields(given)
 
     def specify(self, fields: FamilyFields) -> ModelArchitecture:
         """
         Raises:
             UnsupportedModelError: a field has an impossible value, or a value that would change the result.
         """
+        reads = (*(mixer.reads for mixer in MIXER_KINDS.values()), *(mlp.reads for mlp in MLP_KINDS.values()))
+        self._refuse_unread(fields, {name for names in reads for name in names})
+        architecture = self.parse(fields)
+        specs = (spec for layer in architecture.layers for spec in (layer.mixer, layer.mlp))
+        self._refuse_unread(fields, {name for spec in specs for name in spec.reads})
+        return replace(architecture, name=self.architecture, unread=(*self.unread, *architecture.unread))
+
+    def _refuse_unread(self, fields: FamilyFields, read: set[str]) -> None:
+        """Refuses fields that change the result, if neither the family nor its layers (`read`) take them into account."""
         for name, neutral in _NEUTRAL_VALUES.items():
-            if name not in self.reads and fields.has(name) and fields.values[name] not in neutral:
+            if name not in self.reads and name not in read and fields.has(name) and fields.values[name] not in neutral:
                 raise fields.refusal(
                     f"{name}={fields.values[name]!r} is not supported for {self.architecture}; it would change the result"
                 )
-        architecture = self.parse(fields)
-        return replace(architecture, name=self.architecture, unread=(*self.unread, *architecture.unread))
 
 
 def partial_rotation(given: Mapping[str, object]) -> dict[str, object]:
     """The share of each head that is rotated, from the keys of a GGUF file."""
-    rotated, head_dim = given.get("rope.dimension_count"), given["attention.key_length"]
+    rotated = given.get("rope.dimension_count")
+    head_dim = given["attention.key_length"]
     return (
         {"partial_rotary_factor": rotated / head_dim} if isinstance(rotated, int) and isinstance(head_dim, int) else {}
     )

@@ -3,17 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from inflight.config.architecture import (
-    DTYPE_BYTES,
-    GELU_TANH,
-    SILU,
-    AttentionSpec,
-    LayerSpec,
-    MlpSpec,
-    ModelArchitecture,
-    RopeConfig,
-)
+from inflight.config.architecture import DTYPE_BYTES, GELU_TANH, SILU, GatedMlpSpec, LayerSpec, ModelArchitecture
 from inflight.config.json_fields import JsonFields
+from inflight.config.mixers import AttentionSpec, RopeConfig
 from inflight.config.parse_rope import parse_rope
 from inflight.config.weight_format import parse_weight_format
 
@@ -118,15 +110,15 @@ class FamilyFields(JsonFields):
 
     def mlp(
         self, *, bias: bool = False, is_fused: bool = False, name: str = "hidden_act", default: str = "silu"
-    ) -> MlpSpec:
+    ) -> GatedMlpSpec:
         """`name`: the field with the name of the activation. If config.json does not have it, the activation is `default`."""
         activation = self.text(name, default)
         if activation not in _ACTIVATIONS:
             raise self.refusal(f"{name}={activation!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
         size = self.integer("intermediate_size")
-        return MlpSpec(size=size, bias=bias, activation=_ACTIVATIONS[activation], is_fused=is_fused)
+        return GatedMlpSpec(size=size, bias=bias, activation=_ACTIVATIONS[activation], is_fused=is_fused)
 
-    def silu_mlp(self) -> MlpSpec:
+    def silu_mlp(self) -> GatedMlpSpec:
         """The MLP of a family whose recurrent layers have the activation SiLU: they read the same field, or no field."""
         mlp = self.mlp()
         if mlp.activation != SILU:
@@ -159,7 +151,8 @@ class FamilyFields(JsonFields):
                 f"{', '.join(unknown)} is not supported; for this family it has an object for full_attention "
                 "and one for sliding_attention"
             )
-        full, local = both.mapping("full_attention"), both.mapping("sliding_attention")
+        full = both.mapping("full_attention")
+        local = both.mapping("sliding_attention")
         full = full.with_values(self.mapping("rope_scaling").values)
         if local_name is not None:
             local_theta = self.number(local_name, local_theta)
@@ -172,7 +165,9 @@ class FamilyFields(JsonFields):
 
     def window(self, default: int = 4096) -> int | None:
         """The field sliding_window. null means no window. If the field is absent, it is `default`, as in transformers."""
-        return None if self.is_null("sliding_window") else self.integer("sliding_window", default)
+        if self.is_null("sliding_window"):
+            return None
+        return self.integer("sliding_window", default)
 
     def which_have_window(self, default: list[bool], window: int | None) -> list[bool]:
         """Which layers have a window: the field layer_types, or `default` if it is absent."""
@@ -211,7 +206,7 @@ class FamilyFields(JsonFields):
         shorter = (window if window is not None and window < max_length else None for window in windows)
         attention = layer.attention
         assert attention is not None, "a recurrent layer has no window"
-        return tuple(replace(layer, attention=replace(attention, window=window)) for window in shorter)
+        return tuple(replace(layer, mixer=replace(attention, window=window)) for window in shorter)
 
     def two_kinds_of_layers(self, layer: LayerSpec, ropes: Sequence[RopeConfig], pattern: int) -> tuple[LayerSpec, ...]:
         """Copies of `layer`. Those without a window have the first rotary embedding, those with one have the second. If
@@ -219,7 +214,7 @@ class FamilyFields(JsonFields):
         window = self.window()
         by_index = [(index + 1) % pattern != 0 for index in range(self.num_layers)]
         assert layer.attention is not None
-        full, local = (replace(layer, attention=replace(layer.attention, rope=rope)) for rope in ropes)
+        full, local = (replace(layer, mixer=replace(layer.attention, rope=rope)) for rope in ropes)
         (local,) = self.layers_with_windows(local, [window])
         return tuple(local if windowed else full for windowed in self.which_have_window(by_index, window))
 

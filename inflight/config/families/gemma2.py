@@ -23,7 +23,7 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
         soft_cap=fields.soft_cap("attn_logit_softcapping", 50.0),
     )
     mlp = fields.mlp(name="hidden_activation", default="gelu_pytorch_tanh")
-    layer = LayerSpec(attention=attention, mlp=mlp, norms=NORMS)
+    layer = LayerSpec(mixer=attention, mlp=mlp, norms=NORMS)
     by_index = [index % 2 == 0 for index in range(fields.num_layers)]
     windows = fields.windows(by_index, window)
     return replace(make_gemma(fields, fields.layers_with_windows(layer, windows), logits_cap=30.0), norm_offset=1.0)
@@ -44,7 +44,8 @@ def make_gemma(
 def scale_from_gguf(given: Mapping[str, object], num_layers: int) -> dict[str, object]:
     """GGUF files do not have the number from which the scale of scores is computed. It is the size of heads in all models but
     the largest, which has `num_layers`."""
-    hidden_size, num_heads = given.get("embedding_length"), given.get("attention.head_count")
+    hidden_size = given.get("embedding_length")
+    num_heads = given.get("attention.head_count")
     is_largest = given.get("block_count") == num_layers
     if is_largest and isinstance(hidden_size, int) and isinstance(num_heads, int) and num_heads:
         return {"query_pre_attn_scalar": hidden_size // num_heads}

@@ -4,10 +4,11 @@ Layers with a window, five of six, have a rotary embedding of their own."""
 from dataclasses import replace
 from functools import partial
 
-from inflight.config.architecture import HEAD, LayerSpec, ModelArchitecture
+from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
 from inflight.config.families.gemma2 import NORMS, make_gemma, scale_from_gguf
+from inflight.config.mixers import HEAD
 
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
@@ -18,7 +19,7 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     )
     mlp = fields.mlp(name="hidden_activation", default="gelu_pytorch_tanh")
     ropes = fields.ropes(attention.head_dim, theta=1e6, local_theta=1e4, local_name="rope_local_base_freq")
-    layer = LayerSpec(attention=attention, mlp=mlp, norms=NORMS)
+    layer = LayerSpec(mixer=attention, mlp=mlp, norms=NORMS)
     layers = fields.two_kinds_of_layers(layer, ropes, fields.integer("sliding_window_pattern", 6))
     return replace(make_gemma(fields, layers), norm_offset=1.0)
 

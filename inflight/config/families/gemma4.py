@@ -4,11 +4,12 @@ vectors that depend on the tokens (layers/token_inputs.py)."""
 
 from dataclasses import replace
 
-from inflight.config.architecture import HEAD, AttentionSpec, LayerSpec, ModelArchitecture, RopeConfig, TokenInputsSpec
+from inflight.config.architecture import LayerSpec, ModelArchitecture, TokenInputsSpec
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
 from inflight.config.families.gemma2 import NORMS, make_gemma
 from inflight.config.json_fields import JsonFields
+from inflight.config.mixers import HEAD, AttentionSpec, RopeConfig
 from inflight.config.parse_rope import parse_rope
 
 _PER_LAYER = ("head_dim", "num_key_value_heads")
@@ -26,7 +27,8 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
             f"use_bidirectional_attention={fields.values['use_bidirectional_attention']!r} is not supported; "
             'null or "vision" is'
         )
-    num_layers, window = fields.num_layers, fields.window(512)
+    num_layers = fields.num_layers
+    window = fields.window(512)
     windowed = fields.which_have_window([(index + 1) % 6 != 0 for index in range(num_layers)], window)
     windowed[-1] = False  # transformers makes the last layer one without a window
     num_shared = fields.integer("num_kv_shared_layers", 0, least=0)
@@ -36,7 +38,7 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     layers: list[LayerSpec] = []
     for index, (has_window, owner) in enumerate(zip(windowed, owners, strict=True)):
         attention = replace(_read_attention(fields, index, has_window), kv_layer=owner)
-        layer = LayerSpec(attention=attention, mlp=mlp if owner is None else wide, norms=NORMS, has_scalar=True)
+        layer = LayerSpec(mixer=attention, mlp=mlp if owner is None else wide, norms=NORMS, has_scalar=True)
         layers += fields.layers_with_windows(layer, [window if has_window else None])
     return replace(
         make_gemma(fields, tuple(layers)),
@@ -67,7 +69,9 @@ def _read_attention(fields: FamilyFields, index: int, has_window: bool) -> Atten
     is_equal = not has_window and fields.boolean("attention_k_eq_v", False)
     given = fields.mapping("per_layer_config")
     # transformers writes the numbers of layers with leading zeros: "05"
-    own = given.mapping(next((name for name in given.values if name.lstrip("0") == str(index or "")), str(index)))
+    written = str(index or "")
+    name = next((name for name in given.values if name.lstrip("0") == written), str(index))
+    own = given.mapping(name)
     if unknown := sorted(set(own.values) - set(_PER_LAYER)):
         raise own.refusal(f"{', '.join(unknown)} is not supported; {' and '.join(_PER_LAYER)} are")
     values = {name: own.values[name] for name in _PER_LAYER if own.has(name)}

@@ -12,12 +12,13 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
 
 
 def parse_glm(fields: FamilyFields, norms: NormNames) -> ModelArchitecture:
-    attention = fields.attention(head_dim=128, partial_rotary_factor=fields.number("partial_rotary_factor", 0.5))
+    share = fields.number("partial_rotary_factor", 0.5)
+    attention = fields.attention(head_dim=128, partial_rotary_factor=share)
     assert attention.rope is not None
     attention = replace(
         attention, rope=replace(attention.rope, interleaved=True), qkv_bias=fields.boolean("attention_bias", True)
     )
-    layer = LayerSpec(attention=attention, mlp=fields.mlp(is_fused=True), norms=norms)
+    layer = LayerSpec(mixer=attention, mlp=fields.mlp(is_fused=True), norms=norms)
     return fields.architecture((layer,) * fields.num_layers, eps=1.5625e-7)
 
 

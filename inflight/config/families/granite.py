@@ -2,15 +2,29 @@
 
 from dataclasses import replace
 
-from inflight.config.architecture import LayerSpec, ModelArchitecture
+from inflight.config.architecture import LayerSpec, MlpSpec, ModelArchitecture
 from inflight.config.families.family import Family, with_residual_scale
 from inflight.config.families.family_fields import FamilyFields
 
+MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+# Keys of a GGUF file with the values of these fields
+GGUF_MULTIPLIERS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
+    return make_granite(fields, fields.mlp(bias=fields.boolean("mlp_bias", False)))
+
+
+def make_granite(fields: FamilyFields, mlp: MlpSpec) -> ModelArchitecture:
+    """The model with this MLP in every layer."""
     attention = fields.attention(absent_kv_heads_mean_all=True, reads_bias=True)
     attention = replace(attention, scale=fields.number("attention_multiplier", 1.0))
-    layer = LayerSpec(attention=attention, mlp=fields.mlp(bias=fields.boolean("mlp_bias", False)))
+    layer = LayerSpec(mixer=attention, mlp=mlp)
     model = fields.architecture((layer,) * fields.num_layers)
     return with_residual_scale(
         model,
@@ -24,13 +38,8 @@ FAMILY = Family(
     architecture="GraniteForCausalLM",
     model_type="granite",
     gguf_name="granite",
-    gguf_names={
-        "attention.scale": "attention_multiplier",
-        "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier",
-        "logit_scale": "logits_scaling",
-    },
+    gguf_names=GGUF_MULTIPLIERS,
     gguf_interleaves_heads=True,
     parse=_parse,
-    reads=("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"),
+    reads=MULTIPLIERS,
 )

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from inflight.config.architecture import HEAD, LayerSpec, ModelArchitecture, NormNames, ShortConvSpec
+from inflight.config.architecture import LayerSpec, ModelArchitecture, NormNames
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
+from inflight.config.mixers import HEAD, ShortConvSpec
 
 _NORMS = NormNames(before_attention="operator_norm", before_mlp="ffn_norm")
 _RENAMES = (
@@ -28,8 +29,8 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
         num_channels=fields.integer("hidden_size"), kernel_size=kernel_size, bias=fields.boolean("conv_bias", False)
     )
     mlp = replace(fields.silu_mlp(), size=_mlp_size(fields))
-    full = LayerSpec(attention=attention, mlp=mlp, norms=_NORMS)
-    short = LayerSpec(short_conv=recurrence, mlp=mlp, norms=_NORMS)
+    full = LayerSpec(mixer=attention, mlp=mlp, norms=_NORMS)
+    short = LayerSpec(mixer=recurrence, mlp=mlp, norms=_NORMS)
     chosen = range(fields.num_layers) if not fields.has("full_attn_idxs") else fields.token_ids("full_attn_idxs")
     has_attention = fields.which_have_attention("conv", [index in chosen for index in range(fields.num_layers)])
     layers = tuple(full if each else short for each in has_attention)

@@ -10,7 +10,7 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     fields.refuse_other_windows([False] * num_layers, None, FAMILY.architecture)
     # the configs of the first Llama models have no num_key_value_heads
     attention = fields.attention(absent_kv_heads_mean_all=True, reads_bias=True)
-    layer = LayerSpec(attention=attention, mlp=fields.mlp(bias=fields.boolean("mlp_bias", False)))
+    layer = LayerSpec(mixer=attention, mlp=fields.mlp(bias=fields.boolean("mlp_bias", False)))
     return fields.architecture((layer,) * num_layers)
 
 

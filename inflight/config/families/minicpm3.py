@@ -9,10 +9,11 @@ from inflight.config.families.family_fields import FamilyFields
 
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
-    hidden_size, num_layers = fields.integer("hidden_size"), fields.num_layers
+    hidden_size = fields.integer("hidden_size")
+    num_layers = fields.num_layers
     value_dim = hidden_size // fields.integer("num_attention_heads")
     attention = read_latent_attention(fields, interleaved=False, value_dim=value_dim)
-    layer = LayerSpec(attention=attention, mlp=fields.mlp(bias=fields.boolean("mlp_bias", False)))
+    layer = LayerSpec(mixer=attention, mlp=fields.mlp(bias=fields.boolean("mlp_bias", False)))
     model = fields.architecture((layer,) * num_layers, eps=1e-5, is_tied=True)
     return with_residual_scale(
         model,

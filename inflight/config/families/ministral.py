@@ -9,7 +9,7 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     window = fields.window()
     by_default = [window is not None] * fields.num_layers
     windows = fields.windows(by_default, window)
-    layer = LayerSpec(attention=fields.attention(), mlp=fields.mlp())
+    layer = LayerSpec(mixer=fields.attention(), mlp=fields.mlp())
     return fields.architecture(fields.layers_with_windows(layer, windows))
 
 

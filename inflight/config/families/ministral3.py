@@ -29,7 +29,7 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     given = fields.mapping("rope_parameters")
     values = {name: value for name, value in (given.values or _ROPE).items() if name != "max_position_embeddings"}
     rope = parse_rope(fields, attention.head_dim, rope=JsonFields(values, given.where))
-    layer = LayerSpec(attention=replace(attention, rope=rope), mlp=fields.mlp())
+    layer = LayerSpec(mixer=replace(attention, rope=rope), mlp=fields.mlp())
     return fields.architecture(fields.layers_with_windows(layer, [window] * num_layers), eps=1e-5)
 
 

@@ -6,9 +6,10 @@ from inflight.config.families.family_fields import FamilyFields
 
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
-    window, num_layers = fields.window(), fields.num_layers
+    window = fields.window()
+    num_layers = fields.num_layers
     fields.refuse_other_windows([window is not None] * num_layers, window, FAMILY.architecture)
-    layer = LayerSpec(attention=fields.attention(), mlp=fields.mlp())
+    layer = LayerSpec(mixer=fields.attention(), mlp=fields.mlp())
     return fields.architecture(fields.layers_with_windows(layer, [window] * num_layers))
 
 

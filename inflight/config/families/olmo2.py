@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from inflight.config.architecture import WHOLE, LayerSpec, ModelArchitecture, NormNames
+from inflight.config.architecture import LayerSpec, ModelArchitecture, NormNames
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
+from inflight.config.mixers import WHOLE
 
 NORMS = NormNames(
     before_attention=None,
@@ -16,7 +17,7 @@ NORMS = NormNames(
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
     attention = replace(fields.attention(absent_kv_heads_mean_all=True, reads_bias=True), qk_norm=WHOLE)
-    layer = LayerSpec(attention=attention, mlp=fields.mlp(), norms=NORMS)
+    layer = LayerSpec(mixer=attention, mlp=fields.mlp(), norms=NORMS)
     return fields.architecture((layer,) * fields.num_layers, eps=1e-5)
 
 

@@ -12,9 +12,10 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     fields = _with_today_s_names(fields)
     partial = fields.number("partial_rotary_factor", 1.0)
     attention = fields.attention(absent_kv_heads_mean_all=True, partial_rotary_factor=partial)
-    layer = LayerSpec(attention=replace(attention, is_fused=True), mlp=fields.mlp(is_fused=True))
+    layer = LayerSpec(mixer=replace(attention, is_fused=True), mlp=fields.mlp(is_fused=True))
     window = fields.integer("sliding_window") if fields.has("sliding_window") else None
-    return fields.architecture(fields.layers_with_windows(layer, [window] * fields.num_layers), eps=1e-5)
+    windows = [window] * fields.num_layers
+    return fields.architecture(fields.layers_with_windows(layer, windows), eps=1e-5)
 
 
 def _with_today_s_names(fields: FamilyFields) -> FamilyFields:

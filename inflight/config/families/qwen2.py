@@ -8,7 +8,7 @@ from inflight.config.families.family_fields import FamilyFields
 
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
-    layer = LayerSpec(attention=replace(fields.attention(), qkv_bias=True), mlp=fields.mlp())
+    layer = LayerSpec(mixer=replace(fields.attention(), qkv_bias=True), mlp=fields.mlp())
     return fields.architecture(fields.layers_with_windows(layer, read_windows(fields)))
 
 

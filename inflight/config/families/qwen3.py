@@ -2,15 +2,16 @@
 
 from dataclasses import replace
 
-from inflight.config.architecture import HEAD, LayerSpec, ModelArchitecture
+from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
 from inflight.config.families.qwen2 import read_windows
+from inflight.config.mixers import HEAD
 
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
     attention = replace(fields.attention(head_dim=128, reads_bias=True), qk_norm=HEAD)
-    layer = LayerSpec(attention=attention, mlp=fields.mlp())
+    layer = LayerSpec(mixer=attention, mlp=fields.mlp())
     return fields.architecture(fields.layers_with_windows(layer, read_windows(fields)))
 
 

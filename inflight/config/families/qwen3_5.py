@@ -4,9 +4,10 @@ of which a quarter of each head is rotated."""
 from collections.abc import Mapping
 from dataclasses import replace
 
-from inflight.config.architecture import HEAD, GatedDeltaSpec, LayerSpec, ModelArchitecture
+from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.families.family import Family, partial_rotation
 from inflight.config.families.family_fields import FamilyFields
+from inflight.config.mixers import HEAD, GatedDeltaSpec
 from inflight.errors import UnsupportedModelError
 
 # For images, positions have several parts. Those of a text are all equal, so a text is rotated as always.
@@ -21,9 +22,12 @@ def parse_hybrid(fields: FamilyFields, *, is_grouped: bool = False) -> ModelArch
     partial = fields.number("partial_rotary_factor", 0.25)
     attention = fields.attention(head_dim=256, partial_rotary_factor=partial, reads_bias=True)
     attention = replace(attention, qk_norm=HEAD, has_gate=True)
-    mlp, recurrence = fields.silu_mlp(), replace(_read_recurrence(fields), is_grouped=is_grouped)
-    full, recurrent = LayerSpec(attention=attention, mlp=mlp), LayerSpec(gated_delta=recurrence, mlp=mlp)
-    num_layers, interval = fields.num_layers, fields.integer("full_attention_interval", 4)
+    mlp = fields.silu_mlp()
+    recurrence = replace(_read_recurrence(fields), is_grouped=is_grouped)
+    full = LayerSpec(mixer=attention, mlp=mlp)
+    recurrent = LayerSpec(mixer=recurrence, mlp=mlp)
+    num_layers = fields.num_layers
+    interval = fields.integer("full_attention_interval", 4)
     every_fourth = [(index + 1) % interval == 0 for index in range(num_layers)]
     has_attention = fields.which_have_attention("linear_attention", every_fourth)
     layers = tuple(full if each else recurrent for each in has_attention)
@@ -50,7 +54,8 @@ def _read_recurrence(fields: FamilyFields) -> GatedDeltaSpec:
 
 
 def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
-    heads, width = given.get("ssm.time_step_rank"), given.get("ssm.inner_size")
+    heads = given.get("ssm.time_step_rank")
+    width = given.get("ssm.inner_size")
     if heads != given.get("ssm.group_count") or not (isinstance(heads, int) and isinstance(width, int) and heads > 0):
         raise UnsupportedModelError(
             f"a GGUF file with qwen35.ssm.time_step_rank={heads!r} value heads is not supported, because llama.cpp has them in "

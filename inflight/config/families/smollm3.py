@@ -16,7 +16,7 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     by_default = [uses_window and not rotates for rotates in has_rope]
     windows = fields.windows(by_default, window)
     rotated, plain = (
-        fields.layers_with_windows(LayerSpec(attention=each, mlp=mlp), windows)
+        fields.layers_with_windows(LayerSpec(mixer=each, mlp=mlp), windows)
         for each in (attention, replace(attention, rope=None))
     )
     chosen = tuple(layer if rotates else other for layer, other, rotates in zip(rotated, plain, has_rope, strict=True))

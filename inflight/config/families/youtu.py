@@ -8,7 +8,7 @@ from inflight.config.families.family_fields import FamilyFields
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
     attention = read_latent_attention(fields, interleaved=fields.boolean("rope_interleave", True))
-    layers = (LayerSpec(attention=attention, mlp=fields.mlp()),) * fields.num_layers
+    layers = (LayerSpec(mixer=attention, mlp=fields.mlp()),) * fields.num_layers
     return fields.architecture(layers, is_tied=True)
 
 

@@ -1,27 +1,28 @@
 """`EngineCore`: the loop of steps (step_loop.py) that recovers from faults. start/make_core.py makes one.
 
 If a step fails or a rank is lost, all steps in flight are void: their results are not used. Their requests keep the tokens
-that were committed, and wait again. Then `Executor.recover` repairs the ranks (executor/recovery.py), and the requests go on. A
-request whose steps fail again and again runs alone. If its step still fails, it ends with an error (scheduler/suspects.py). If
-the ranks cannot be repaired, the core is dead: it raises the cause once, and `EngineDeadError` in all later calls.
+that were committed, and wait again. Then `recover` repairs the ranks (executor/recovery.py), and the requests go on. A
+request whose steps fail again and again runs alone. If its step still fails, it ends with an error (scheduler/quarantine.py).
+If the ranks cannot be repaired, the core is dead: it raises the cause once, and `EngineDeadError` in all later calls.
 
 Without fault tolerance (`FaultToleranceConfig.enabled` is False) the core raises the error of a failed step. It can continue
 only if there is one rank, the step raised an exception, and the rank can compute a step without requests (`check_health`).
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from inflight.config.engine import EngineConfig
 from inflight.engine.core.fault_record import FaultRecord
-from inflight.engine.core.step_loop import StepLoop
+from inflight.engine.core.step_loop import CoreListener, StepLoop
 from inflight.errors import EngineError, ErrorKind, RankError, StepError
 from inflight.executor.executor import Executor
+from inflight.executor.recovery import recover
 from inflight.interface.kv_cache import KVCacheConfig
 from inflight.interface.statistics import FaultStatus
 from inflight.interface.step import SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
+from inflight.kv_cache.reported_names import ReportedNames
 from inflight.processes.object_end import call_in_forks
 from inflight.scheduler.scheduler import Scheduler
 from inflight.structured_output.manager import StructuredOutputManager
@@ -36,12 +37,12 @@ class EngineCore(StepLoop):
         config: for a pipeline, it already has the stagger and the depth that start/pipeline_tuning.py has chosen.
         kv_cache_config: the cache of rank 0.
         grammars: compiles the grammars of requests and makes their masks. The core closes it.
+        listener: who runs the core.
 
     Attributes:
         cached_names, block_events: the names and the tokens of blocks that have joined and left the prefix cache; None if
             nobody wants to know.
         is_closed: whether `close` was called, or the engine belongs to a process from which this one was forked.
-        on_fault_status: called when a recovery of the ranks begins and when it ends. By default it does nothing.
     """
 
     def __init__(
@@ -52,36 +53,31 @@ class EngineCore(StepLoop):
         kv_cache: KVCacheManager,
         kv_cache_config: KVCacheConfig,
         grammars: StructuredOutputManager | None,
+        listener: CoreListener,
     ) -> None:
         parallel = config.parallel
         super().__init__(
             executor,
             scheduler,
             kv_cache,
+            listener,
             depth=config.scheduler.depth,
             waits_for_grammars=parallel.distributed_executor_backend == "external_launcher",
         )
         self.kv_cache_config = kv_cache_config
         self.scheduler_config = config.scheduler
-        self.cached_names = kv_cache.watch_names() if parallel.routes_by_prefix else None
+        self.cached_names = ReportedNames(kv_cache) if parallel.routes_by_prefix else None
         self.block_events = kv_cache.watch_blocks() if config.cache.events is not None else None
-        if config.cache.transfer is not None:
-            block_bytes = kv_cache_config.block_bytes * parallel.world_size
-            call = partial(executor.collective_rpc, "kv_transfer", non_block=True, beside=True)
-            scheduler.use_transfers(config.cache.transfer, kv_cache_config.num_slots, block_bytes, call)
-        self.on_fault_status: Callable[[FaultStatus], None] = lambda status: None
+        if config.cache.transfer is not None and self.cached_names is not None:
+            for names in self.cached_names.names:
+                names.add(scheduler.transfers.slab)  # a block of the slab is nearly as good for a router
         self._grammars = grammars
         self._has_peers = parallel.world_size > 1
         self._fault_tolerance = config.fault_tolerance
         self._faults = FaultRecord()
         self.is_closed = False
+        executor.set_death_callback(listener.wake)
         call_in_forks(self._disown)
-
-    def set_wake(self, wake: Callable[[], None]) -> None:
-        """Any thread calls `wake`, which must not block, when a rank has died or a transfer of KV blocks goes on. Then call
-        `step`, or `check_ranks` if there are no requests."""
-        self._executor.set_death_callback(wake)
-        self.scheduler.transfers.on_news = wake
 
     def check_ranks(self) -> None:
         """Check whether a rank was lost, and if so, replace it. Call this only while no step is in flight.
@@ -143,14 +139,14 @@ class EngineCore(StepLoop):
         """Repair the ranks after the fault `cause`, which has made the steps `plans` void. If the repair fails, the core is
         dead, and the result is False."""
         self._faults.begin(cause)
-        self.on_fault_status(self.fault_status())
+        self._listener.faults_changed(self.fault_status())
         try:
-            result = self._executor.recover(cause)
+            result = recover(self._executor, cause)
         except EngineError as error:
             if error is not cause:
                 logger.error("the engine cannot recover: %s", error)
             self._death = cause
-            self.on_fault_status(self.fault_status())
+            self._listener.faults_changed(self.fault_status())
             return False
         if not result.kept_arenas:
             self.scheduler.reset_prefix_cache(reset_slab=True)
@@ -162,7 +158,7 @@ class EngineCore(StepLoop):
             for request_id in {request_id for plan in plans for request_id in plan.request_ids}:
                 self.scheduler.fail(request_id, summary, ErrorKind.ENGINE)
         self._faults.end(result, num_resumed=self.scheduler.num_begun)
-        self.on_fault_status(self.fault_status())
+        self._listener.faults_changed(self.fault_status())
         return True
 
     def _can_go_on(self, cause: RankError) -> bool:
@@ -193,4 +189,5 @@ class EngineCore(StepLoop):
 def _failed_plans(cause: Exception, plans: Sequence[SchedulerOutput]) -> Sequence[SchedulerOutput]:
     """Returns the plans of the steps that may have caused the error. If a step raised the error, the error names this step. If
     a rank died or hangs, any of the steps may be the cause."""
-    return [plan for plan in plans if isinstance(cause, StepError) and plan.step_id == cause.step_id] or plans
+    failed = [plan for plan in plans if isinstance(cause, StepError) and plan.step_id == cause.step_id]
+    return failed or plans

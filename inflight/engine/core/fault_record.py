@@ -24,7 +24,8 @@ class FaultRecord:
 
     def end(self, result: RecoveryResult, num_resumed: int) -> None:
         """`num_resumed`: how many sequences had begun, and go on."""
-        status, seconds = self._status, time.monotonic() - self._began_at
+        status = self._status
+        seconds = time.monotonic() - self._began_at
         assert status.state == "recovering"
         kind = "link_broken" if result.cut_off else status.last_kind
         self._status = replace(

@@ -14,7 +14,7 @@ What happens after a fault is in engine_core.py: `EngineCore` is a `StepLoop` th
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -22,7 +22,7 @@ from inflight.engine.core.step_records import StepRecords
 from inflight.errors import EngineDeadError, RankError
 from inflight.executor.executor import Executor
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, Int32Array
-from inflight.interface.statistics import SchedulerStats
+from inflight.interface.statistics import FaultStatus, SchedulerStats
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.scheduler.scheduler import Scheduler
@@ -36,6 +36,28 @@ BUDGET_FACTOR = 20.0
 MIN_BUDGET_SECONDS = 15.0
 
 
+class CoreListener:
+    """What an engine core calls while it runs. The methods of this base class do nothing. `may_add`: whether requests may come
+    while a step runs. Then `wait_for_arrival` is called."""
+
+    may_add = False
+
+    def before_plan(self) -> None:
+        """Called directly before each plan. It may add and abort requests."""
+
+    def wait_for_arrival(self, step: Future[ModelRunnerOutput]) -> bool:
+        """Wait until the oldest step is done, or until a request has arrived. If one has arrived, add it, and return True: then
+        `step` plans again. Otherwise return False. Called while fewer than `depth` steps are in flight."""
+        return False
+
+    def faults_changed(self, status: FaultStatus) -> None:
+        """A recovery of the ranks has begun or ended."""
+
+    def wake(self) -> None:
+        """A rank has died, or a transfer of KV blocks goes on. Called in any thread, and must not block. Then `EngineCore.step`
+        is to be called, or `check_ranks` if there are no requests."""
+
+
 class StepLoop:
     """Not thread-safe: only one thread may call its methods.
 
@@ -45,10 +67,6 @@ class StepLoop:
             plans, and may compile it earlier or later.
 
     Attributes:
-        before_plan: called directly before each plan. It may add and abort requests. By default it does nothing.
-        wait_for_arrival: called with the future of the oldest step while fewer than `depth` steps are in flight. It waits until
-            the step is done, or until a request has arrived. If a request has arrived, it adds the request and returns True,
-            and `step` plans again. Otherwise it returns False. If None is set, `step` only waits for the oldest step.
         timeline: when the engine planned, waited, committed and filled masks, and when it was idle.
     """
 
@@ -57,13 +75,13 @@ class StepLoop:
         executor: Executor,
         scheduler: Scheduler,
         kv_cache: KVCacheManager,
+        listener: CoreListener,
         *,
         depth: int,
         waits_for_grammars: bool,
     ) -> None:
         self.scheduler = scheduler
-        self.before_plan: Callable[[], None] = lambda: None
-        self.wait_for_arrival: Callable[[Future[ModelRunnerOutput]], bool] | None = None
+        self._listener = listener
         self._executor = executor
         self._depth = depth
         self._waits_for_grammars = waits_for_grammars
@@ -83,7 +101,7 @@ class StepLoop:
         aborted = set(request_ids)
         self.scheduler.abort_requests(aborted)
         self._outputs = [output for output in self._outputs if output.request_id not in aborted]
-        self._records.note_idleness()
+        self._records.record_idleness()
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has a step to run, or an output to return."""
@@ -130,7 +148,7 @@ class StepLoop:
         except Exception as error:
             self._after_error(error)
         outputs, self._outputs = self._outputs + self.scheduler.take_failures(), []
-        self._records.note_idleness()
+        self._records.record_idleness()
         return outputs
 
     def collective_rpc(
@@ -169,7 +187,7 @@ class StepLoop:
 
     def _submit_steps(self) -> None:
         while len(self._in_flight) < self._depth:
-            self.before_plan()
+            self._listener.before_plan()
             start = time.perf_counter_ns()
             plan = self.scheduler.schedule()
             if plan is None:
@@ -184,9 +202,9 @@ class StepLoop:
     def _plan_arrivals(self) -> None:
         """Until the oldest step is done or `depth` steps are in flight, plan requests when they arrive."""
         plan, future = self._in_flight[0]
-        while self.wait_for_arrival is not None and len(self._in_flight) < self._depth:
+        while self._listener.may_add and len(self._in_flight) < self._depth:
             with self.timeline.span(plan.step_id, "wait"):
-                has_arrival = self.wait_for_arrival(future)
+                has_arrival = self._listener.wait_for_arrival(future)
             if not has_arrival:
                 return
             self._submit_steps()

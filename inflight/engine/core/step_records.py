@@ -32,7 +32,7 @@ class StepRecords:
         self._shares_cores = False  # in this step
         self._reported = StepCounts()
         self._idle_since_ns: int | None = None  # when the last request ended; None while steps are submitted
-        self.note_idleness()
+        self.record_idleness()
 
     def worked(self, step_id: int, phase: str, start_ns: int, details: Mapping[str, float] | None = None) -> int:
         """Record work of the engine's thread from `start_ns` to now, as a phase of this step. Returns the present time."""
@@ -62,7 +62,7 @@ class StepRecords:
             details = {"predicted_ms": round(predicted * 1e3, 3), "measured_ms": round(measured * 1e3, 3)}
         self.worked(step_id, "commit", start_ns, details)
 
-    def note_idleness(self) -> None:
+    def record_idleness(self) -> None:
         """Call this after requests may have ended. While there are no requests, devices do not wait for the engine, so the time
         until the next plan does not count as idle time of the devices."""
         if self._idle_since_ns is None and not self._scheduler.has_unfinished_requests():

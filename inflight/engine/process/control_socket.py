@@ -1,15 +1,14 @@
 """`ControlSocket`: the engine core's end of the control socket, which engine_process.py describes."""
 
 import contextlib
-import json
 import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from inflight.engine.process.outbox import Outbox
 from inflight.interface.serving import StartEngine
 from inflight.interface.statistics import FaultStatus
+from inflight.processes.line_wire import LineWire
 from inflight.processes.streams import BlockingStream
 
 
@@ -18,7 +17,8 @@ class FrontEndLink:
     front end's stream has ended, `on_end` is called, in the thread that has read it."""
 
     def __init__(self, index: int, stream: BlockingStream, on_end: Callable[[], None] = lambda: None) -> None:
-        self.index, self.on_end = index, on_end
+        self.index = index
+        self.on_end = on_end
         self.stream = stream
         self.outbox = Outbox(stream, f"inflight-outbox-{index}")
         self.num_received = 0
@@ -39,8 +39,7 @@ class ControlSocket:
 
     def __init__(self, control: socket.socket) -> None:
         self._socket = control
-        self._lock = threading.Lock()
-        self._received = b""
+        self._wire = LineWire(control)
         self._arrived: list[tuple[FrontEndLink, int] | Begin] = []
 
     def receive_start(self) -> StartEngine | None:
@@ -54,22 +53,18 @@ class ControlSocket:
         None if the owner is gone."""
         while not self._arrived:
             try:
-                # one read returns at most one message with a socket
-                received, fds, _, _ = socket.recv_fds(self._socket, 4096, 1)
-            except OSError:
+                arrived = self._wire.receive()
+            except (EOFError, OSError):
                 return None
-            if not received:
-                return None
-            *lines, self._received = (self._received + received).split(b"\n")
-            for line in lines:
-                match json.loads(line):
+            for message, fd in arrived:
+                match message:
                     case {"ping": _}:
                         self.send({"pong": True})
                     case {"front_end": int(number), "num_deaths": int(num_deaths)}:
-                        if not fds:  # this process has no free descriptor, so the kernel has dropped the socket
+                        if fd is None:  # this process has no free descriptor, so the kernel has dropped the socket
                             self.send({"unconnected": number})
                             continue
-                        link = FrontEndLink(number, BlockingStream(socket.socket(fileno=fds.pop())))
+                        link = FrontEndLink(number, BlockingStream(socket.socket(fileno=fd)))
                         self._arrived.append((link, num_deaths))
                     case {
                         "begin": dict(past),
@@ -81,5 +76,5 @@ class ControlSocket:
         return self._arrived.pop(0)
 
     def send(self, message: object) -> None:
-        with self._lock, contextlib.suppress(OSError):  # the owner is gone; the control thread notices it
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        with contextlib.suppress(OSError):  # the owner is gone; the control thread notices it
+            self._wire.send(message)

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING
 
 from inflight.config.kv_events import KVEventsConfig
 from inflight.engine.core.engine_core import EngineCore
+from inflight.engine.core.step_loop import CoreListener
 from inflight.engine.process.control_socket import Begin, ControlSocket, FrontEndLink
 from inflight.engine.process.engine_process import EXIT_GIVEN_UP, title_of
 from inflight.engine.process.head_links import HeadLinks
@@ -88,7 +89,7 @@ class FrontEndCame:
     num_deaths: int
 
 
-class CoreServer:
+class CoreServer(CoreListener):
     """Runs the engine core for all front ends. For the main thread of the process.
 
     Attributes:
@@ -97,16 +98,18 @@ class CoreServer:
         publisher: publishes what happens to the prefix cache; None if nothing is published.
     """
 
-    def __init__(self, links: Sequence[FrontEndLink] = ()) -> None:
+    may_add = True
+
+    def __init__(self, tell_owner: Callable[[object], None], links: Sequence[FrontEndLink] = ()) -> None:
+        self.tell_owner = tell_owner
         self.has_begun = threading.Event()
         self._links = list(links)  # before `has_begun` for the control thread, afterwards for the main thread
         self._past, self._fault_time, self._guilty = FaultStatus(), 0.0, frozenset[str]()  # see `EngineProcess.begin`
         self._past_recoveries: tuple[float, ...] = ()
         self.publisher: KVEventPublisher | None = None
         # id of the sequence that runs alone, as the owner of this process knows it; "" if all may run
-        self._suspect = ""
+        self._lone_request = ""
         self._has_fault_news = False  # whether a resumed request was counted since the front ends were told
-        self.tell_owner: Callable[[object], None] = lambda _: None
         self._is_ending = False
         # (link, message): the front end of `link` sent the message. (link, FrontEndCame): this front end is new. (link, None):
         # this front end is gone. None: a rank has died, the awaited step is done, or the control socket is closed; the loop
@@ -121,7 +124,6 @@ class CoreServer:
 
     def start_reading(self, control: ControlSocket) -> None:
         """Start the control thread. When the control socket is closed, the process ends, even while the engine starts."""
-        self.tell_owner = control.send
         threading.Thread(target=self._follow_control, args=(control,), name="inflight-control", daemon=True).start()
 
     def _follow_control(self, control: ControlSocket) -> None:
@@ -168,7 +170,7 @@ class CoreServer:
         """
         self._core, self._executor = core, executor
         self._is_running = True
-        executor.recovery_times = self._past_recoveries + executor.recovery_times
+        executor.limits.add_earlier(self._past_recoveries)
         if self._fault_time:
             self._past = replace(self._past, last_recovery_seconds=time.monotonic() - self._fault_time)
         # before all else: the owner does not start the engine again if its first process ends before it is ready
@@ -176,10 +178,6 @@ class CoreServer:
         for link in self._links:
             self._greet(link)
         self._tell_faults()
-        core.on_fault_status = lambda _: self._tell_faults()
-        core.before_plan = self._before_plan
-        core.wait_for_arrival = self._wait_for_arrival
-        core.set_wake(lambda: self._arrivals.put(None))
         try:
             while not self._is_ending:
                 if core.has_unfinished_requests():
@@ -221,15 +219,15 @@ class CoreServer:
         while not self._arrivals.empty():
             self._take(self._arrivals.get())
 
-    def _before_plan(self) -> None:
+    def before_plan(self) -> None:
         self._take_arrivals()
-        suspect = self._core.scheduler.suspects.lone
-        suspect_id = "" if suspect is None else suspect.request_id
-        if suspect_id != self._suspect:
-            self._suspect = suspect_id
-            self.tell_owner({"suspect": suspect_id})
+        lone = self._core.scheduler.quarantine.lone
+        request_id = "" if lone is None else lone.request_id
+        if request_id != self._lone_request:
+            self._lone_request = request_id
+            self.tell_owner({"lone_request": request_id})
 
-    def _wait_for_arrival(self, step: Future[ModelRunnerOutput]) -> bool:
+    def wait_for_arrival(self, step: Future[ModelRunnerOutput]) -> bool:
         """Wait for the end of `step` or for a message. Returns False if the step is done, True if a message was processed."""
         if step is not self._awaited:
             self._awaited = step
@@ -281,17 +279,23 @@ class CoreServer:
         link.outbox.send(EngineReady(front_end=link.index, num_kv_cache_tokens=self._core.kv_cache_config.num_tokens))
         link.outbox.send(self._faults())
         if self._core.cached_names is not None:
-            link.outbox.put_names(self._core.cached_names.present())
+            link.outbox.put_names(self._core.cached_names.present(), self._core.cached_names.kinds)
 
     def _faults(self) -> FaultStatus:
         return self._core.fault_status().after(self._past)
+
+    def faults_changed(self, status: FaultStatus) -> None:
+        self._tell_faults()
+
+    def wake(self) -> None:
+        self._arrivals.put(None)
 
     def _tell_faults(self) -> None:
         """Tell the front ends and the owner of this process which recoveries there were."""
         self._has_fault_news = False
         status = self._faults()
         self.tell_all(status)
-        self.tell_owner({"faults": asdict(status), "recovery_times": self._executor.recovery_times})
+        self.tell_owner({"faults": asdict(status), "recovery_times": tuple(self._executor.limits.times)})
 
     def _abort(self, request_ids: Iterable[str]) -> None:
         aborted = set(request_ids)
@@ -370,7 +374,7 @@ def main() -> int:
     start_engine = control.receive_start()
     if start_engine is None:
         return EXIT_STREAM_ENDED
-    server = CoreServer()
+    server = CoreServer(control.send)
     server.start_reading(control)
     try:
         executor, core = _start(start_engine, server)
@@ -396,7 +400,7 @@ def main() -> int:
             "the engine has failed and ends: %s", first_line(error), exc_info=not isinstance(error, InflightError)
         )
         server.say_goodbye()
-        return EXIT_GIVEN_UP if executor.recovery_problem else EXIT_FAILED
+        return EXIT_GIVEN_UP if executor.limits.problem() else EXIT_FAILED
     finally:
         core.close()
         if server.publisher is not None:
@@ -428,7 +432,7 @@ def _start(start_engine: StartEngine, server: CoreServer) -> tuple[Executor, Eng
             server.publisher = _publisher(config.cache.events, config.parallel.replicas[config.parallel.replica_index])
         read = partial(read_tokenizer, config.model.folder, start_engine.tokenizer)
         grammars = None if start_engine.skip_tokenizer_init else make_grammars(config, read)
-        return executor, make_core(config, executor, grammars)
+        return executor, make_core(config, executor, grammars, server)
     except BaseException:
         executor.shutdown()
         raise

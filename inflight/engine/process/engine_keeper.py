@@ -51,7 +51,8 @@ class EngineKeeper:
     """
 
     def __init__(self, args: EngineArgs, config: EngineConfig) -> None:
-        self._args, self._config = args, config
+        self._args = args
+        self._config = config
         self._front_ends: dict[int, FrontEnd] = {}
         self._num_front_ends = 0  # front ends added so far; also the next number, so no number is used twice
         self._limits = RecoveryLimits(config.fault_tolerance)
@@ -103,8 +104,23 @@ class EngineKeeper:
         self._start_process(0.0)
         self._watching = asyncio.create_task(self._watch())
 
+    def stop(self) -> None:
+        """Start no more processes. `close` or `abandon` must follow."""
+        if self._watching is not None:
+            self._watching.cancel()
+        for process in self._processes():
+            process.unwatch()
+
+    def abandon(self) -> None:
+        """End the processes, in any thread, because the event loop has ended or does not run. See `EngineProcess.abandon`."""
+        for process in self._processes():
+            process.abandon()
+
+    def _processes(self) -> list[EngineProcess]:
+        return [process for process in (self._spare, self.process) if process is not None]
+
     async def close(self, grace_seconds: float = MAX_END_SECONDS) -> None:
-        """End the process. Idempotent."""
+        """End the process. Idempotent. If this is cancelled, `abandon` must follow."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
@@ -112,10 +128,10 @@ class EngineKeeper:
                 self._watching.exception()  # reads the exception: asyncio logs an exception that nobody has read
             self._watching = None
         await self._end_spare()
-        process, self.process = self.process, None
-        if process is not None:
+        if (process := self.process) is not None:
             await process.close(grace_seconds)
             self._last_state = process.state
+            self.process = None
 
     async def failed(self) -> None:
         """Wait until the engine is given up. Call this after `start`.
@@ -160,11 +176,11 @@ class EngineKeeper:
                 self._spare_time = time.monotonic() + SPARE_SECONDS
 
     async def _end_spare(self) -> None:
-        spare, self._spare = self._spare, None
         self._spare_time = time.monotonic() + SPARE_SECONDS
-        if spare is not None:
+        if (spare := self._spare) is not None:
             spare.process.send_signal(signal.SIGKILL)  # it has nothing to lose
             await spare.close()
+            self._spare = None
 
     def _count(self, cause: FaultCause, reason: str) -> None:
         counts = self.status.num_recoveries
@@ -220,8 +236,9 @@ class EngineKeeper:
         """
         limits = self._config.fault_tolerance
         fault_time = time.monotonic()
-        deadline = self._note_fault(process)
-        num_failed, failure = 0, ""
+        deadline = self._record_fault(process)
+        num_failed = 0
+        failure = ""
         share = 2  # the first start that hangs leaves half of the time for another one
         while True:
             process = await self._replace(process, fault_time, deadline)
@@ -235,14 +252,14 @@ class EngineKeeper:
             if now - begun >= allowed:
                 share = 1  # perhaps the machine is slow, and then shorter and shorter starts would help nobody
             if process.was_lost and now - begun >= OTHER_FAULT_SECONDS:
-                deadline = self._note_fault(process)
+                deadline = self._record_fault(process)
             num_failed, failure = num_failed + 1, process.failure or failure
             if now >= deadline:
                 seconds = f"{limits.engine_recovery_timeout_sec:g} s"
                 self._give_up(f"the engine did not start again within {seconds}: {failure or process.state}")
             await asyncio.sleep(min(pause_seconds(num_failed), deadline - now))
 
-    def _note_fault(self, process: EngineProcess) -> float:
+    def _record_fault(self, process: EngineProcess) -> float:
         """Note that the process is lost. Returns until when another one must be ready.
 
         Raises:
@@ -259,7 +276,7 @@ class EngineKeeper:
             )
         if problem := self._limits.problem():
             self._give_up(f"{reason}; {problem}")
-        self._limits.note()
+        self._limits.record()
         self._take_faults(process)
         self._count("engine_died", reason)
         return time.monotonic() + limits.engine_recovery_timeout_sec
@@ -278,14 +295,16 @@ class EngineKeeper:
         Raises:
             EngineDeadError: the engine was given up.
         """
-        if process.suspect:
+        if process.lone_request:
             logger.error(
-                "request %s ends, because the engine's process was lost while only this request ran", process.suspect
+                "request %s ends, because the engine's process was lost while only this request ran",
+                process.lone_request,
             )
-            self._guilty = (*self._guilty, process.suspect)
+            self._guilty = (*self._guilty, process.lone_request)
         logger.error("the engine's process is gone: %s; it is started again", process.state)
-        self._last_state, self.process = process.state, None
-        await process.close(0.0)
+        await process.close(0.0)  # when this is cancelled, `close` of this object closes the process
+        self._last_state = process.state
+        self.process = None
         num_failed = 0
         while True:
             try:

@@ -1,6 +1,6 @@
 """`EngineProcess`: one process of the engine core, seen by the process that started it.
 
-The two share a *control socket*. After the `StartEngine` frame its messages are lines of JSON:
+The two share a *control socket*. After the `StartEngine` frame it is a `LineWire`:
 
     owner -> core   {"front_end": number, "num_deaths": n}, which brings one end of a front end's socket; {"ping": true};
                     once: {"begin": fields of a `FaultStatus`, the recoveries so far; "fault_time", "guilty",
@@ -9,17 +9,17 @@ The two share a *control socket*. After the `StartEngine` frame its messages are
                     {"faults": fields of a `FaultStatus`, "recovery_times": [time, ...]},
                     {"failed": why the engine could not start},
                     {"unconnected": number of a front end, whose socket did not arrive, as there was no free descriptor},
-                    {"suspect": id of the sequence that runs alone, see `Suspects`; "" if all may run}
+                    {"lone_request": id of the sequence that runs alone, see `Quarantine`; "" if all may run}
 
 When the owner closes the control socket, the core ends.
 """
 
 import asyncio
 import contextlib
-import json
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -29,6 +29,7 @@ from inflight.errors import EngineDeadError
 from inflight.interface.serving import StartEngine
 from inflight.interface.statistics import FaultStatus
 from inflight.processes.child_process import ChildProcess, stop_processes
+from inflight.processes.line_wire import LineWire
 from inflight.processes.ping_watch import PingWatch
 from inflight.processes.streams import BlockingStream
 from inflight.sockets import socket_pair
@@ -46,7 +47,9 @@ EXIT_HEAD_LOST = 5  # exit code of an engine core whose front ends are on anothe
 def title_of(config: EngineConfig, title: str = TITLE) -> str:
     """The title of the process. If this machine has several replicas, it has the replica's number."""
     parallel = config.parallel
-    return title if len(parallel.replicas) == 1 else f"{title} {parallel.replicas[parallel.replica_index]}"
+    if len(parallel.replicas) == 1:
+        return title
+    return f"{title} {parallel.replicas[parallel.replica_index]}"
 
 
 class EngineProcess:
@@ -63,7 +66,7 @@ class EngineProcess:
         was_killed: whether this object has killed the process, because it hung or took too long.
         faults: the newest status that the core has sent; None before the first one.
         recovery_times: when its ranks, and those of earlier processes, recovered (`RecoveryLimits.times`).
-        suspect: the id of the sequence that runs alone; "" if all may run.
+        lone_request: the id of the sequence that runs alone; "" if all may run.
     """
 
     def __init__(self, args: EngineArgs, config: EngineConfig, *, is_spare: bool = False) -> None:
@@ -76,13 +79,16 @@ class EngineProcess:
         """
         self.sockets: dict[int, socket.socket] = {}
         self.is_ready = self.has_ended = self.was_killed = False
-        self.num_blocks, self.failure = 0, ""
+        self.num_blocks = 0
+        self.failure = ""
         self.recovery_times: tuple[float, ...] = ()
         self._unconnected: list[int] = []
         self.faults: FaultStatus | None = None
-        self.suspect, self._received = "", b""
+        self.lone_request = ""
         self._pings = PingWatch(self._ping, lambda _, reason: self.kill(reason))
         self._has_news = asyncio.Event()
+        self._is_released = False
+        self._lock = threading.Lock()
         with socket_pair() as (self._control, theirs):
             title = title_of(config, SPARE_TITLE if is_spare else TITLE)
             self.process = ChildProcess(
@@ -96,9 +102,11 @@ class EngineProcess:
         except OSError as error:
             raise self._gone() from error
         self._control.setblocking(False)
+        self._wire = LineWire(self._control)
         self._loop = asyncio.get_running_loop()
+        self._is_watched = True  # whether the loop knows the descriptors
         self._loop.add_reader(self._control, self._read)
-        self._loop.add_reader(self.process.pidfd, self._note_end)
+        self._loop.add_reader(self.process.pidfd, self._record_end)
 
     def begin(
         self,
@@ -128,15 +136,16 @@ class EngineProcess:
                 "guilty": list(guilty),
                 "recovery_times": list(recovery_times),
             }
-            self._control.send(_line(begin))
+            self._wire.send(begin)
         except OSError as error:
-            self._remove_readers()
+            self.unwatch()
             raise self._gone() from error
 
     def _gone(self) -> EngineDeadError:
-        """End the process. Returns the error that says so."""
-        self._close_sockets()
+        """End the process, and close all descriptors. Returns the error that says so."""
+        self._shut_down_sockets()
         stop_processes([self.process], MAX_END_SECONDS)
+        self._release()
         return EngineDeadError(f"the engine's process is gone: {self.process.state}")
 
     def _remove_readers(self) -> None:
@@ -160,7 +169,7 @@ class EngineProcess:
 
     def _ping(self, _: int) -> None:
         with contextlib.suppress(OSError):  # the socket's buffer is full, or the process has ended
-            self._control.send(_line({"ping": True}))
+            self._wire.send({"ping": True})
 
     def kill(self, reason: str) -> None:
         """Kill the process, and log the reason."""
@@ -171,7 +180,9 @@ class EngineProcess:
     @property
     def state(self) -> str:
         """Says whether the process runs, or how it ended, and why, if it has told the reason."""
-        return f"{self.process.state}: {self.failure}" if self.failure else self.process.state
+        if self.failure:
+            return f"{self.process.state}: {self.failure}"
+        return self.process.state
 
     @property
     def was_lost(self) -> bool:
@@ -191,27 +202,49 @@ class EngineProcess:
         self._has_news.clear()
 
     async def close(self, grace_seconds: float = MAX_END_SECONDS) -> None:
-        """Close the owner's ends of the sockets, wait until the process of the engine has ended, and kill it if it does not end
-        in time. Call it once."""
-        self._remove_readers()
-        self._close_sockets()
+        """Shut down the sockets, wait until the process of the engine has ended, and kill it if it does not end in time. Then
+        close the owner's ends of the sockets. Call it once."""
+        self.unwatch()
+        self._shut_down_sockets()
         await asyncio.to_thread(stop_processes, [self.process], grace_seconds)
-        self.process.close()
+        self._release()
 
-    def _close_sockets(self) -> None:
+    def unwatch(self) -> None:
+        """Let the event loop call this object no more."""
+        self._remove_readers()
+        self._is_watched = False
+
+    def abandon(self) -> None:
+        """End the process, in any thread, because the event loop has ended or does not run. If it may run again and knows the
+        descriptors (`unwatch`), they stay open until `close` is called there."""
+        self._shut_down_sockets()
+        stop_processes([self.process], MAX_END_SECONDS)
+        if self._loop.is_closed() or not self._is_watched:
+            self._release()
+
+    def _release(self) -> None:
+        """Close all descriptors. Idempotent, because `close` and `abandon` may run at the same time."""
+        with self._lock:
+            is_first, self._is_released = not self._is_released, True
+        if is_first:
+            self._shut_down_sockets()
+            for ours in (self._control, *self.sockets.values()):
+                ours.close()
+            self.process.close()
+
+    def _shut_down_sockets(self) -> None:
         for ours in (self._control, *self.sockets.values()):
             with contextlib.suppress(OSError):  # the other end is gone
                 ours.shutdown(socket.SHUT_RDWR)  # a process that was forked from this one may keep a copy open
-            ours.close()
 
     def _pass_socket(self, number: int, num_deaths: int) -> socket.socket:
         with socket_pair() as (ours, theirs):
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-            socket.send_fds(self._control, [_line({"front_end": number, "num_deaths": num_deaths})], [theirs.fileno()])
+            self._wire.send({"front_end": number, "num_deaths": num_deaths}, [theirs.fileno()])
         return ours
 
-    def _note_end(self) -> None:
+    def _record_end(self) -> None:
         self._loop.remove_reader(self.process.pidfd)
         self._read()  # perhaps it became ready before its end
         self.has_ended = True
@@ -219,32 +252,26 @@ class EngineProcess:
 
     def _read(self) -> None:
         try:
-            received = self._control.recv(65536)
+            arrived = self._wire.receive()
         except BlockingIOError:
             return
-        except OSError:
-            received = b""
-        if not received:
+        except (EOFError, OSError):
             self._loop.remove_reader(self._control)
             return
-        *lines, self._received = (self._received + received).split(b"\n")
-        for line in lines:
-            match json.loads(line):
+        for message, _ in arrived:
+            match message:
                 case {"pong": _}:
                     self._pings.heard(0)
                 case {"failed": str(reason)}:
                     self.failure = reason
                 case {"ready": int(num_blocks)}:
-                    self.is_ready, self.num_blocks = True, num_blocks
+                    self.is_ready = True
+                    self.num_blocks = num_blocks
                     self._has_news.set()
-                case {"suspect": str(request_id)}:
-                    self.suspect = request_id
+                case {"lone_request": str(request_id)}:
+                    self.lone_request = request_id
                 case {"faults": fields, "recovery_times": times}:
                     self.faults = FaultStatus(**fields)
                     self.recovery_times = tuple(times)
                 case {"unconnected": int(number)}:
                     self._unconnected.append(number)
-
-
-def _line(message: object) -> bytes:
-    return json.dumps(message).encode() + b"\n"

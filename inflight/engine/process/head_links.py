@@ -15,10 +15,10 @@ from inflight.engine.process.engine_process import EXIT_HEAD_LOST
 from inflight.engine.process.outbox import EXIT_FAILED
 from inflight.engine.process.remote_replica import NUMBER_BYTES, RemoteReplicas
 from inflight.errors import ConfigError, EngineError
-from inflight.executor.join import RETRY_SECONDS, connect
 from inflight.interface.codec import schema_digest
 from inflight.interface.start_up import ReplicaHello
 from inflight.logs import exit_now
+from inflight.processes.acceptor import RETRY_SECONDS, connect
 from inflight.processes.streams import BlockingStream
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,8 @@ class HeadLinks:
     `engine_recovery_timeout_sec`, the process ends."""
 
     def __init__(self, config: EngineConfig, connect: Callable[[FrontEndLink, int], None]) -> None:
-        self._config, self._connect = config, connect
+        self._config = config
+        self._connect = connect
         self._lock = threading.Lock()  # for the next two
         self._linked: set[int] = set()  # the front ends that have a connection
         self._spare: socket.socket | None = None
@@ -66,7 +67,8 @@ class HeadLinks:
             with contextlib.suppress(OSError):
                 received = spare.recv(NUMBER_BYTES, socket.MSG_WAITALL)
         with self._lock:
-            self._spare, number = None, int.from_bytes(received)
+            self._spare = None
+            number = int.from_bytes(received)
             is_link = linked == self._linked and len(received) == NUMBER_BYTES
             self._linked |= {number} if is_link else set()
         if is_link:
@@ -104,7 +106,8 @@ def join_head(
             joined.settimeout(None)
             return joined
         except (ConfigError, EngineError) as error:
-            if (isinstance(error, ConfigError) and is_trial) or time.monotonic() + RETRY_SECONDS > end:
+            is_final = isinstance(error, ConfigError) and is_trial
+            if is_final or time.monotonic() + RETRY_SECONDS > end:
                 raise
             logger.warning("%s; the next try is in %g s", error, RETRY_SECONDS)
         time.sleep(RETRY_SECONDS)

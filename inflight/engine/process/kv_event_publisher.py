@@ -38,7 +38,8 @@ class KVEventPublisher:
     """
 
     def __init__(self, config: KVEventsConfig, replica: int) -> None:
-        self._config, self._replica = config, replica
+        self._config = config
+        self._replica = replica
         self._topic = config.topic.encode()
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps if config.replay_endpoint else 1)
@@ -50,7 +51,7 @@ class KVEventPublisher:
         self._answer_time = 0.0  # when the peer took a message of it
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._events = self._open(zmq.XPUB, config.endpoint, config.hwm)
-        self._events.setsockopt(zmq.XPUB_MANUAL, 1)  # `_note_subscription` accepts only those to the topic
+        self._events.setsockopt(zmq.XPUB_MANUAL, 1)  # `_record_subscription` accepts only those to the topic
         self._replay = None
         if config.replay_endpoint is not None:
             self._replay = self._open(zmq.ROUTER, config.replay_endpoint, MAX_REPLAYED)
@@ -93,7 +94,8 @@ class KVEventPublisher:
 
     def close(self, linger: int = 100) -> None:
         """Publish what waits, and end the thread. Waits at most `linger` milliseconds for subscribers that read slowly."""
-        self._linger, self._is_closing = linger, True
+        self._linger = linger
+        self._is_closing = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
         os.close(self._wake)
@@ -108,7 +110,7 @@ class KVEventPublisher:
                 os.eventfd_read(self._wake)
                 self._send_waiting()
             if self._events in ready:
-                self._note_subscription(self._events.recv())
+                self._record_subscription(self._events.recv())
             if self._replay is not None and self._replay in ready:
                 self._take_question(self._replay)
             if self._replay is not None:
@@ -116,8 +118,9 @@ class KVEventPublisher:
         self._send_waiting()
         self._context.destroy(linger=self._linger)
 
-    def _note_subscription(self, frame: bytes) -> None:
-        subscribes, topic = frame[:1] == b"\x01", frame[1:]
+    def _record_subscription(self, frame: bytes) -> None:
+        subscribes = frame[:1] == b"\x01"
+        topic = frame[1:]
         if frame[:1] not in (b"\x00", b"\x01") or not self._topic.startswith(topic):
             return  # otherwise a peer could fill the memory with topics
         self._events.setsockopt(zmq.SUBSCRIBE if subscribes else zmq.UNSUBSCRIBE, topic)

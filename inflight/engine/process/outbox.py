@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from inflight.engine.core.step_clock import MAX_GAPS
 from inflight.interface.codec import Message
+from inflight.interface.parts import join_results
 from inflight.interface.request import EngineCoreOutput, LogprobsColumns
 from inflight.interface.serving import CachedBlocks, EngineOutputs
 from inflight.interface.statistics import SchedulerStats
@@ -53,13 +54,17 @@ class Outbox:
                 self._num_received = num_received
             self._wakes.notify()
 
-    def put_names(self, names: Mapping[bytes, bool]) -> None:
+    def put_names(self, names: Mapping[bytes, bool], kinds: tuple[int, ...] = ()) -> None:
         """Tell the front end which names of blocks are in the prefix cache (True) and which are not (False). If more than
-        MAX_NAMES wait because the front end does not read, they are dropped, and it is told to forget all names."""
+        MAX_NAMES wait because the front end does not read, they are dropped, and it is told to forget all names. `kinds`: given
+        with the first names (`CachedBlocks`)."""
         with self._wakes:
+            if kinds:
+                self._messages.append(CachedBlocks(stored=b"", removed=b"", is_first=True, kinds=kinds))
             self._names.update(names)
             if len(self._names) > MAX_NAMES:
-                self._names, self._has_lost_names = {}, True
+                self._names = {}
+                self._has_lost_names = True
             self._wakes.notify()
 
     def send(self, message: Message) -> None:
@@ -128,7 +133,7 @@ def merge_outputs(pieces: Sequence[EngineCoreOutput]) -> EngineCoreOutput:
         pieces[-1],
         new_token_ids=tuple(token for piece in pieces for token in piece.new_token_ids),
         logprobs=_join([piece.logprobs for piece in pieces]),
-        prompt_logprobs=_join([piece.prompt_logprobs for piece in pieces]),
+        parts=join_results([part for piece in pieces for part in piece.parts]),
     )
 
 

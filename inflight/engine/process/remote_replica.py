@@ -23,11 +23,9 @@ from inflight.config.safetensors_file import digests
 from inflight.engine.process.engine_keeper import EngineKeeper, FrontEnd
 from inflight.engine.start.contents import weight_files
 from inflight.errors import EngineDeadError
-from inflight.executor.join import RETRY_SECONDS, RankAcceptor
 from inflight.hub import resolve_tokenizer_folder
-from inflight.interface.codec import Message
 from inflight.interface.start_up import Hello, ReplicaHello
-from inflight.processes.io_thread import IoThread
+from inflight.processes.acceptor import RETRY_SECONDS, Acceptor
 from inflight.processes.streams import REPLACED_LINK_SILENCE_SECONDS, IoStream
 from inflight.sockets import shown
 from inflight.version import __version__
@@ -35,15 +33,9 @@ from inflight.version import __version__
 logger = logging.getLogger(__name__)
 
 NUMBER_BYTES = 4  # of a front end
+MAX_HELLO_BYTES = 2**16  # a replica's has a digest of each file of weights
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 AWAY_SECONDS = REPLACED_LINK_SILENCE_SECONDS  # a machine is away if it makes no spare connection for so long
-
-
-class ThisLoop(IoThread):
-    """The event loop that runs now, for streams that need an I/O thread."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
 
 
 class RemoteReplica:
@@ -59,13 +51,15 @@ class RemoteReplica:
     def __init__(self, number: int, acceptor: RemoteReplicas) -> None:
         self.state = "missing"
         self.spare: IoStream | None = None
-        self._number, self._acceptor = number, acceptor
+        self._number = number
+        self._acceptor = acceptor
         self._front_ends: dict[int, FrontEnd] = {}
         self._num_front_ends = 0
         self._waiting: set[int] = set()  # front ends that have never had a connection
         self._gone: set[int] = set()  # front ends that can use none any more, because their processes have ended
         # the headless process that had the newest connection; until when no other one may take its place
-        self._owner, self._owned_until = "", 0.0
+        self._owner = ""
+        self._owned_until = 0.0
         self._away: asyncio.TimerHandle | None = None  # runs while there is no spare connection
 
     def add(self, front_end: FrontEnd) -> int:
@@ -97,18 +91,28 @@ class RemoteReplica:
         if self.spare is not None:
             self.spare.close()
 
+    def stop(self) -> None:
+        self._stop_timer()
+
+    def abandon(self) -> None:
+        """Does nothing: when the event loop has ended, nobody answers the engine core, and it looks for another head."""
+
     def doubt_seconds(self, process: str) -> float:
         """How many seconds the headless process named `process` must wait, because another one had this replica until just now.
         If the engine core of that one lives, it connects again in this time. Zero or less: no wait."""
-        return self._owned_until - time.monotonic() if self.spare is None and self._owner != process else 0.0
+        if self.spare is None and self._owner != process:
+            return self._owned_until - time.monotonic()
+        return 0.0
 
     def take(self, spare: IoStream, linked: tuple[int, ...], process: str) -> None:
         """Give a new connection to a front end that has none (one that is not in `linked`). If all have one, it is the spare
         one."""
-        spare.allowed, spare.on_end = (), self._lose
+        spare.allowed = ()
+        spare.on_end = self._lose
         self._stop_timer()
         self._owner = process
-        self.spare, self.state = spare, "here"
+        self.spare = spare
+        self.state = "here"
         for number in [each for each in self._front_ends if each not in {*linked, *self._gone}][:1]:
             self._give(spare, number)
 
@@ -127,15 +131,16 @@ class RemoteReplica:
 
     def _lose(self, _: str) -> None:
         """There is no spare connection. The engine core makes another one at once, if it lives."""
-        self.spare, self._owned_until = None, time.monotonic() + 2 * RETRY_SECONDS
+        self.spare = None
+        self._owned_until = time.monotonic() + 2 * RETRY_SECONDS
         self._stop_timer()
-        self._away = asyncio.get_running_loop().call_later(AWAY_SECONDS, self._note_away)
+        self._away = asyncio.get_running_loop().call_later(AWAY_SECONDS, self._record_absence)
 
     def _stop_timer(self) -> None:
         if self._away is not None:
             self._away.cancel()
 
-    def _note_away(self) -> None:
+    def _record_absence(self) -> None:
         self.state = "away"
         logger.warning(
             "replica %d has made no connection for %g s: %s", self._number, AWAY_SECONDS, self._acceptor.describe()
@@ -148,41 +153,56 @@ class RemoteReplica:
         self._waiting.clear()
 
 
-class RemoteReplicas(RankAcceptor):
-    """Listens for the replicas on other machines. They are in `replicas`, by number.
+class RemoteReplicas:
+    """Listens for the replicas on other machines, and is their `Gatekeeper`. They are in `replicas`, by number.
 
     Raises:
         ConfigError: there is no token, or this machine cannot listen on the address.
     """
 
-    place, options = "the head", "data_parallel_address, data_parallel_rpc_port"
-    hello, max_hello_bytes = ReplicaHello, 2**16  # it has a digest of each file of weights
+    place = "the head"
 
     def __init__(self, args: EngineArgs, config: EngineConfig, terms: dict[str, str]) -> None:
-        address, token = (args.data_parallel_address or "", args.data_parallel_rpc_port), envs.cluster_token()
-        silence = REPLACED_LINK_SILENCE_SECONDS
-        super().__init__(ThisLoop(), address, "", config.parallel, token, silence, lambda _rank, _stream: None)
+        address = args.data_parallel_address or "", args.data_parallel_rpc_port
+        self._token = envs.cluster_token()
         self._terms = terms
+        self._acceptor = Acceptor(
+            asyncio.get_running_loop(),
+            self,
+            address,
+            "data_parallel_address, data_parallel_rpc_port",
+            max_silence_seconds=REPLACED_LINK_SILENCE_SECONDS,
+            hello=(ReplicaHello, MAX_HELLO_BYTES),
+        )
         self.replicas = {each: RemoteReplica(each, self) for each in args.served_replicas if each not in args.replicas}
         logger.info("%s waits for replicas of other machines: %s", shown(*address), self.describe())
 
     def describe(self) -> str:
         return ", ".join(f"{number} is {replica.state}" for number, replica in self.replicas.items())
 
-    def _greet(self, stream: IoStream, host: str, hello: Message) -> None:
+    def start(self) -> None:
+        self._acceptor.start()
+
+    def close(self) -> None:
+        self._acceptor.close()
+
+    # -- `Gatekeeper` ----------------------------------------------------------------------------------------------------
+
+    def token_of(self, number: int) -> str:
+        return self._token
+
+    def seconds_to_wait(self, hello: Hello) -> float:
         """Delays the answer to the trial of a new headless process until it is known whether an older process with this number
         lives. An engine core gets its answer at once, because it tries again after a refusal."""
         assert isinstance(hello, ReplicaHello)
-        replica = self.replicas.get(hello.rank) if hello.is_trial and not self._foreign(hello) else None
-        if replica is not None and (seconds := replica.doubt_seconds(hello.process)) > 0 and stream in self._strangers:
-            stream.allowed = ()
-            self._io.loop.call_later(seconds, self._greet, stream, host, hello)
-        elif stream in self._strangers:  # otherwise its connection has ended meanwhile
-            super()._greet(stream, host, hello)
+        replica = self.replicas.get(hello.rank) if hello.is_trial else None
+        return 0.0 if replica is None else replica.doubt_seconds(hello.process)
 
-    def _refusal(self, hello: Hello) -> str:
+    def refusal(self, hello: Hello) -> str:
         assert isinstance(hello, ReplicaHello)
-        ours, theirs, replica = self._terms, hello.terms, self.replicas.get(hello.rank)
+        ours = self._terms
+        theirs = hello.terms
+        replica = self.replicas.get(hello.rank)
         if names := sorted({name for name, _ in ours.items() ^ theirs.items()}):
             told = [f"{name} is {theirs.get(name)} at the replica, {ours.get(name)} at the head" for name in names]
             return f"{'; '.join(told)}; use the same model and options on all machines"
@@ -191,7 +211,7 @@ class RemoteReplicas(RankAcceptor):
             return f"{expected}; give each machine its own --data-parallel-start-rank, or end the other process first"
         return ""
 
-    def _join(self, hello: Hello, stream: IoStream, host: str) -> None:
+    def join(self, hello: Hello, stream: IoStream, host: str) -> None:
         assert isinstance(hello, ReplicaHello)
         if hello.is_trial:
             stream.close()

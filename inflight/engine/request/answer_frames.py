@@ -10,7 +10,14 @@ from inflight.config.engine import EngineConfig
 from inflight.errors import InvalidRequestError
 from inflight.interface.request import AnswerFrame, Int32Array
 from inflight.parsers.reasoning import ReasoningMarkup, answer_frame, find_opening
-from inflight.parsers.selector import detect_parsers, read_tags, reasoning_markup, reasoning_with_end
+from inflight.parsers.selector import (
+    DetectedParsers,
+    call_beginnings,
+    detect_parsers,
+    read_tags,
+    reasoning_markup,
+    reasoning_with_end,
+)
 from inflight.sampling_params import SamplingParams
 from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.tokenizer import Tokenizer
@@ -99,8 +106,12 @@ class AnswerFrames:
         return None if budget is None or budget < 0 else budget
 
     @cached_property
+    def _parsers(self) -> DetectedParsers:
+        return detect_parsers(self._chat_template)
+
+    @property
     def _detected(self) -> ReasoningMarkup | None:
-        return self._named_markup or reasoning_markup(detect_parsers(self._chat_template).reasoning)
+        return self._named_markup or reasoning_markup(self._parsers.reasoning)
 
     def _frame_in(
         self, markup: ReasoningMarkup, prompt_token_ids: Int32Array, params: SamplingParams
@@ -108,11 +119,14 @@ class AnswerFrames:
         """The tags in the prompt's last turn say whether the reasoning is open."""
         assert self._tokenizer is not None
         prompt = prompt_token_ids.tolist()
-        turn = next((i + 1 for i in range(len(prompt) - 1, -1, -1) if prompt[i] in self._eos_token_ids), 0)
+        from_end = range(len(prompt) - 1, -1, -1)
+        turn = next((i + 1 for i in from_end if prompt[i] in self._eos_token_ids), 0)
         text = self._tokenizer.decode(prompt[max(turn, len(prompt) - _MAX_TAIL) :], skip_special_tokens=False)
         has_tag = any(tag in text for tag in (markup.begin, markup.end) if tag)
         opening = find_opening(markup, text, text if has_tag else None)
-        return answer_frame(markup, opening, is_constrained=params.structured_outputs is not None)
+        if params.structured_outputs is not None:
+            return answer_frame(markup, opening)
+        return answer_frame(markup, opening, call_beginnings(self._parsers.tool), is_constrained=False)
 
     def _closing_of(self, frame: AnswerFrame, budget: int) -> tuple[int, ...]:
         """The tokens that close the reasoning. The message explains a cut, so it is left out if there is no reasoning."""

@@ -38,7 +38,9 @@ class Detokenizer:
         if tokenizer is not None and params.detokenize:
             self._decoder = tokenizer.incremental_decoder(prompt_token_ids, params.skip_special_tokens)
         self._includes_stop = params.include_stop_str_in_output
-        self._search = StopSearch(stop_strings, includes_stop=self._includes_stop) if stop_strings is not None else None
+        self._search = None
+        if stop_strings is not None:
+            self._search = StopSearch(stop_strings, includes_stop=self._includes_stop)
         self._parser = parser
         if parser is not None:
             parser.search_content(self._search)

@@ -1,4 +1,4 @@
-"""`InputProcessor`: renders chats, tokenises prompts, checks requests, and makes the requests that the engine core runs.
+"""`InputProcessor`: tokenises prompts, checks requests, and makes the requests that the engine core runs.
 
 This file checks each request against the model's limits. The processor also counts the requests. If a request has no seed, its
 seed is derived from the engine's seed and the count.
@@ -10,21 +10,20 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, TypedDict, Unpack
 
 from inflight.config.engine import EngineConfig
 from inflight.engine.request.answer_frames import FIND, AnswerFrames, GivenFrame
+from inflight.engine.request.chats import Chats
 from inflight.engine.request.prompt import Prompt, as_token_ids, open_prompt, token_array
 from inflight.engine.request.text_parameters import check_text_parameters, tokenize_bad_words, unenforced_places
 from inflight.engine.start.generation_defaults import default_sampling_params, model_eos_token_ids
 from inflight.errors import ContextLengthExceededError, InvalidRequestError, UnknownParameterError
+from inflight.interface.part_kinds import PARTS_OF_PARAMETERS, parts_of
+from inflight.interface.parts import RequestPart
 from inflight.interface.request import AnswerFrame, EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.kv_cache.block_hash import BlockHasher
-from inflight.parsers.markup import ToolMarkup
 from inflight.parsers.output_parser import OutputParser
-from inflight.parsers.selector import DetectedParsers, detect_parsers
-from inflight.parsers.tool_choice import constrain_tools
 from inflight.sample.seeds import derive_seed
 from inflight.sample.validation import check_num_logprobs, check_sampling
 from inflight.sampling_params import SamplingParams
@@ -51,6 +50,7 @@ class RequestOptions(TypedDict, total=False):
         trace_headers: the W3C trace headers of the request, in lower case. Observers of the engine get them.
         make_parser: makes a parser for the text of one sequence. Outputs then have `events`, and stop strings are searched for
             in the content only. Default: None, no parser.
+        parts: what the request wants beside its tokens (`RequestPart`), if no sampling parameter asks for it. Default: nothing.
     """
 
     arrival_time: float
@@ -61,22 +61,7 @@ class RequestOptions(TypedDict, total=False):
     answer_frame: GivenFrame
     trace_headers: Mapping[str, str]
     make_parser: Callable[[], OutputParser] | None
-
-
-class ChatOptions(TypedDict, total=False):
-    """Options for rendering a conversation.
-
-    Attributes:
-        tools: functions that the model may call, as JSON schemas. Default: none.
-        add_generation_prompt: whether to open the assistant's turn. Default: True.
-        continue_final_message: whether the model continues the last message. Default: False.
-        chat_template_kwargs: further variables for the template. Default: none.
-    """
-
-    tools: Sequence[Mapping[str, Any]] | None  # Any: JSON, checked by the chat template
-    add_generation_prompt: bool
-    continue_final_message: bool
-    chat_template_kwargs: Mapping[str, Any] | None
+    parts: Sequence[RequestPart]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +98,7 @@ class InputProcessor:
         config: the resolved configuration.
         tokenizer: None if skip_tokenizer_init=True.
         chat_template: None if skip_tokenizer_init=True.
+        chats: renders conversations with the chat template.
         default_params: used for a request without `SamplingParams`.
         default_max_tokens: `max_new_tokens` in the model's generation defaults; None if they do not contain it.
         eos_token_ids: all end tokens that the model's files name.
@@ -145,6 +131,7 @@ class InputProcessor:
         generation_config = {**(generation_config or {}), **overrides}
         defaults = generation_config if use_generation_defaults else overrides
         self.default_params = default_sampling_params(defaults)
+        self.chats = Chats(chat_template, self.default_params)
         self.default_max_tokens = None if defaults.get("max_new_tokens") is None else self.default_params.max_tokens
         self.eos_token_ids = model_eos_token_ids(config.model.architecture, tokenizer, generation_config)
         self._frames = AnswerFrames(config, tokenizer, chat_template, self.eos_token_ids)
@@ -185,7 +172,7 @@ class InputProcessor:
         text, token_ids, cache_salt = self._read_prompt(prompt, options)
         room = self._max_model_len - len(token_ids)
         # a copy, because the caller may change its object later
-        params = dataclasses.replace(self.default_params if params is None else params)
+        params = (self.default_params if params is None else params).checked_copy()
         check_text_parameters(params, self.tokenizer, self.eos_token_ids)
         unenforced = unenforced_places(params)
         check_num_logprobs(params, self._vocab_size)
@@ -206,6 +193,8 @@ class InputProcessor:
         )
         check_sampling(sampling, self._vocab_size)
         parent = EngineCoreRequest(request_id=request_id, sampling=sampling, priority=priority, cache_salt=cache_salt)
+        if "parts" in options or any(getattr(params, name) is not None for name in PARTS_OF_PARAMETERS):
+            parent = dataclasses.replace(parent, parts=parts_of(params, options.get("parts", ())))
         return ProcessedRequest(
             request_id=request_id,
             prompt=text,
@@ -219,38 +208,6 @@ class InputProcessor:
             make_parser=options.get("make_parser"),
             block_names=b"" if self._hasher is None else self._hasher.names(cache_salt, token_ids),
         )
-
-    def render_text(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
-        """Render a conversation with the model's chat template. The text contains the special tokens.
-
-        Raises:
-            InvalidRequestError: the messages are malformed, the template refuses them, or the engine has no tokenizer.
-            TokenizerError: the model has no chat template.
-        """
-        if self.chat_template is None:
-            raise InvalidRequestError("chat needs a tokenizer, and the engine has none (skip_tokenizer_init=True)")
-        return self.chat_template.render(messages, **options)
-
-    def with_strict_tools(
-        self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
-    ) -> SamplingParams | None:
-        """Returns `params` for a chat with these tools. If a tool is strict, the result has a grammar: calls of strict tools
-        must match the schemas of these tools."""
-        if not tools or self.chat_template is None:
-            return params
-        given = params or self.default_params
-        constrained = constrain_tools(given, tools, markup=self.tool_markup)
-        return params if constrained is given else constrained
-
-    @cached_property
-    def parsers(self) -> DetectedParsers:
-        """The parsers of tool calls and reasoning, found in the chat template."""
-        return detect_parsers(self.chat_template)
-
-    @property
-    def tool_markup(self) -> ToolMarkup | None:
-        """The format in which the model writes tool calls, found in its chat template. None if it was not found."""
-        return self.parsers.markup
 
     # -- parameters ----------------------------------------------------------------------------------------------------
 
@@ -317,19 +274,16 @@ def _unknown_option(options: RequestOptions) -> UnknownParameterError:
 
 
 def _siblings(parent: EngineCoreRequest) -> tuple[EngineCoreRequest, ...]:
-    """Returns the n sequences of a request with n > 1, each with its own seed. The first sequence computes the prompt, and the
-    log-probabilities of the prompt if they are wanted. The other sequences use the KV cache of this prompt."""
-    params, seed = parent.sampling.params, parent.sampling.seed
-    without_prompt_logprobs = dataclasses.replace(params, prompt_logprobs=None)
-    leader = f"0_{parent.request_id}"
+    """Returns the n sequences of a request with n > 1, each with its own seed. The first sequence computes the prompt, and what
+    the request wants of the prompt. The other sequences use the KV cache of this prompt."""
+    params, seed, leader = parent.sampling.params, parent.sampling.seed, f"0_{parent.request_id}"
     return tuple(
         dataclasses.replace(
             parent,
             request_id=f"{index}_{parent.request_id}",
-            sampling=dataclasses.replace(
-                parent.sampling, params=params if index == 0 else without_prompt_logprobs, seed=derive_seed(seed, index)
-            ),
+            sampling=dataclasses.replace(parent.sampling, seed=derive_seed(seed, index)),
             prompt_leader=None if index == 0 else leader,
+            parts=tuple(part for part in parent.parts if index == 0 or not part.is_of_leader),
         )
         for index in range(params.n)
     )

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 
 from inflight.engine.request.input_processor import ProcessedRequest
 from inflight.engine.request.request_state import CompletionState, RequestOutputKind, RequestState
-from inflight.engine.request.token_logprobs import logprobs_dicts
 from inflight.errors import ErrorKind, InvalidRequestError
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.metrics.observer import EngineObserver, Observers
@@ -136,9 +135,8 @@ class OutputProcessor:
         return result
 
     def _add(self, state: RequestState, completion: CompletionState, output: EngineCoreOutput, now: float) -> None:
-        if output.prompt_logprobs is not None and state.prompt_logprobs is not None:
-            k = state.request.params.prompt_logprobs or 0
-            state.prompt_logprobs += logprobs_dicts(output.prompt_logprobs, k, self._tokenizer)
+        if output.parts and state.answers is not None:
+            completion.parts = state.answers.add(completion.index, completion.parts, output.parts)
         if completion.index == 0 and not completion.num_tokens:
             # This count is taken only from the first sequence, before its first token. The others find the whole prompt in the
             # cache, but only because the first sequence has computed it. If the first sequence is resumed later on another
@@ -150,7 +148,8 @@ class OutputProcessor:
         if not num_added:
             return
         if state.first_token_time is None:
-            state.first_scheduled_time, state.first_token_time = state.given_time + output.queue_seconds, now
+            state.first_scheduled_time = state.given_time + output.queue_seconds
+            state.first_token_time = now
             self._observers.first_token(now - state.request.arrival_time)
             num_added -= 1
         elif not num_before:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum, auto
 
+from inflight.engine.request.answer_parts import AnswerParts
 from inflight.engine.request.detokenizer import Detokenizer
 from inflight.engine.request.input_processor import ProcessedRequest
 from inflight.engine.request.token_logprobs import logprobs_dicts
@@ -47,6 +48,7 @@ class RequestState:
         error: why a completion failed; "" if none has failed. If several have failed, why the last one failed.
         error_kind: what the cause of `error` was.
         finished_time: when the last completion ended; 0.0 while one is running.
+        answers: collects what comes of the request's parts; None if it has none.
     """
 
     def __init__(self, request: ProcessedRequest, kind: RequestOutputKind, tokenizer: Tokenizer | None) -> None:
@@ -65,9 +67,8 @@ class RequestState:
         self.num_cached_tokens = 0
         self.first_scheduled_time = 0.0
         self.first_token_time: float | None = None
-        # None if they are not wanted. The first entry is None, because the first prompt token has no log-probabilities.
-        self.prompt_logprobs: list[dict[int, Logprob] | None] | None
-        self.prompt_logprobs = None if request.params.prompt_logprobs is None else [None]
+        parts = request.sequences[0].parts
+        self.answers = AnswerParts(parts, request, tokenizer) if parts else None
         self._kind = kind
 
     @property
@@ -92,23 +93,13 @@ class RequestState:
             prompt=self.request.prompt,
             prompt_token_ids=self.request.prompt_token_ids,
             outputs=outputs,
-            prompt_logprobs=self._visible_prompt_logprobs(),
+            parts={} if self.answers is None else self.answers.take(keep=not is_delta),
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens,
             metrics=self.metrics,
             error=self.error,
             error_kind=self.error_kind,
         )
-
-    def _visible_prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
-        """Returns the log-probabilities of the whole prompt, or None if they are not wanted or some are still missing. With
-        DELTA only one output has them."""
-        found = self.prompt_logprobs
-        if found is None or len(found) < len(self.request.prompt_token_ids):
-            return None
-        if self._kind is RequestOutputKind.DELTA:
-            self.prompt_logprobs = None
-        return found
 
     @property
     def num_losses(self) -> int:
@@ -125,12 +116,8 @@ class RequestState:
     def resumed_sequences(self) -> tuple[EngineCoreRequest, ...]:
         """Returns the sequences that have not ended, each with its tokens so far. Another engine core that gets them goes on
         after these tokens."""
-        num_prompt_logprobs = 1
-        if self.request.params.prompt_logprobs is not None:  # only the first sequence has them
-            found = self.prompt_logprobs
-            num_prompt_logprobs = len(self.request.prompt_token_ids) if found is None else len(found)
         return tuple(
-            completion.resumed(sequence, num_prompt_logprobs if completion.index == 0 else 1)
+            completion.resumed(sequence)
             for sequence, completion in zip(self.request.sequences, self.completions, strict=True)
             if completion.finish_reason is None
         )
@@ -170,8 +157,9 @@ class CompletionState:
         has_news: whether something was added that no DELTA output has contained yet.
         last_token_time: when the newest token came, as a time of `time.monotonic()`; None before the first token. The output
             processor sets it.
-        num_losses: how many engine cores were lost with the completion, without progress between them (`Suspects`).
+        num_losses: how many engine cores were lost with the completion, without progress between them (`Quarantine`).
         num_tokens_at_loss: `num_tokens` at the last of these losses.
+        parts: those of the sequence, as they are after the results so far.
     """
 
     def __init__(
@@ -183,6 +171,7 @@ class CompletionState:
         self.has_news = False
         self.last_token_time: float | None = None
         self.num_losses = self.num_tokens_at_loss = 0
+        self.parts = request.sequences[index].parts
         self._stop_reason: str | int | None = None
         self._tokenizer = tokenizer
         self._num_logprobs = params.logprobs or 0
@@ -202,16 +191,12 @@ class CompletionState:
         """The number of tokens so far."""
         return len(self._token_ids)
 
-    def resumed(self, sequence: EngineCoreRequest, num_prompt_logprobs: int) -> EngineCoreRequest:
+    def resumed(self, sequence: EngineCoreRequest) -> EngineCoreRequest:
         """Returns the sequence with what has happened to it. If nothing has, this is `sequence` itself."""
-        if not (self._token_ids or self.num_losses) and num_prompt_logprobs == sequence.num_prompt_logprobs_done:
+        if not (self._token_ids or self.num_losses) and self.parts == sequence.parts:
             return sequence
-        return replace(
-            sequence,
-            emitted_token_ids=tuple(self._token_ids),
-            num_prompt_logprobs_done=num_prompt_logprobs,
-            num_losses=self.num_losses,
-        )
+        emitted = tuple(self._token_ids)
+        return replace(sequence, emitted_token_ids=emitted, num_losses=self.num_losses, parts=self.parts)
 
     def add(self, output: EngineCoreOutput) -> None:
         """Add the tokens of `output`. If a token completes a stop string, the completion ends, and later tokens are dropped.

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from inflight.engine.serving.client import CLIENT, Shares
 from inflight.engine.serving.output_lengths import OutputLengths
 from inflight.errors import ConfigError, EngineClosedError, InvalidRequestError, OverloadedError
 from inflight.interface.statistics import SchedulerStats
@@ -54,10 +55,14 @@ class Admission:
     """
     Attributes:
         lengths: how many tokens sequences are expected to have. All engines of a front end share it.
+        shares: how many sequences each client has. All engines of a front end share it.
     """
 
-    def __init__(self, limits: QueueLimits, max_num_seqs: int, lengths: OutputLengths | None = None) -> None:
+    def __init__(
+        self, limits: QueueLimits, max_num_seqs: int, lengths: OutputLengths | None = None, shares: Shares | None = None
+    ) -> None:
         self.lengths = lengths or OutputLengths()
+        self.shares = shares or Shares()
         self._limits = limits
         self._max_num_seqs = self._free_slots = max_num_seqs
         # for each request that the engine had not received completely when it made the newest report:
@@ -71,7 +76,8 @@ class Admission:
         self._ends: deque[float] = deque(maxlen=RATE_WINDOW)  # when requests ended, as times of `time.monotonic()`
 
     def check(self, num_sequences: int, num_tokens: int) -> None:
-        """Check whether `num_sequences` sequences with `num_tokens` prompt tokens may join the queue.
+        """Check whether `num_sequences` sequences with `num_tokens` prompt tokens of the present client may join the queue.
+        `Shares` says which part of the queue is kept for other clients.
 
         Raises:
             InvalidRequestError: even an idle engine would not accept this number of sequences.
@@ -86,19 +92,24 @@ class Admission:
                 f"{num_sequences} sequences (prompts times n) in one request; at most {allowed} are allowed: lower n, or send "
                 "fewer prompts at a time"
             )
+        client = CLIENT.get()
+        most = None if most is None else self.shares.most(client, most)
+        most_tokens = None if most_tokens is None else self.shares.most(client, most_tokens)
+        is_less = (most, most_tokens) != (limits.max_queued_requests, limits.max_queued_tokens)
+        kept = " of this client, which has more than half of all" if is_less else ""
         num_waiting = 0 if self._stats is None else self._stats.num_waiting
         # how many sequences wait; if negative, how many slots are free
         queued = num_waiting + self._num_sent - self._num_received - self._free_slots
         if most is not None and queued + num_sequences > most:
             raise OverloadedError(
-                f"the queue has no room: {max(queued, 0)} sequences wait, at most {most} may wait, and this request would add "
-                f"{num_sequences}; try again later",
+                f"the queue has no room: {max(queued, 0)} sequences wait, at most {most} may wait{kept}, and this request "
+                f"would add {num_sequences}; try again later",
                 retry_after_seconds=self._retry_after(max(queued, 1)),
             )
         if queued > 0 and most_tokens is not None and tokens + num_tokens > most_tokens:
             raise OverloadedError(
-                f"the queue has no room: {tokens} prompt tokens wait, at most {most_tokens} may wait, and this request would "
-                f"add {num_tokens}; try again later",
+                f"the queue has no room: {tokens} prompt tokens wait, at most {most_tokens} may wait{kept}, and this "
+                f"request would add {num_tokens}; try again later",
                 retry_after_seconds=self._retry_after(queued),
             )
 
@@ -124,11 +135,13 @@ class Admission:
         """Count from zero again: the engine was lost with its queue, and the new engine has received nothing yet."""
         self._sent.clear()
         self._num_sent = self._num_received = self._num_queued_tokens = self._sent_work = 0
-        self._stats, self._free_slots = None, self._max_num_seqs
+        self._stats = None
+        self._free_slots = self._max_num_seqs
 
     def reported(self, stats: SchedulerStats, num_received: int) -> None:
         """Process a new report. When the engine made it, it had received `num_received` sequences of this front end."""
-        self._stats, self._num_received = stats, num_received
+        self._stats = stats
+        self._num_received = num_received
         self._free_slots = 0 if stats.num_waiting else self._max_num_seqs - stats.num_running
         while self._sent and self._sent[0][0] <= num_received:
             self._sent_work -= self._sent.popleft()[2]
@@ -142,7 +155,9 @@ class Admission:
     def _queued_tokens(self, num_sent: int, num_tokens: int) -> int:
         """Returns how many prompt tokens a request adds to the queue: 0 if its last sequence gets a slot. `num_sent` is
         `_num_sent` just after this request was sent."""
-        return num_tokens if num_sent - self._num_received > self._free_slots else 0
+        if num_sent - self._num_received > self._free_slots:
+            return num_tokens
+        return 0
 
     def _retry_after(self, queued: int) -> int:
         """Returns in how many seconds `queued` sequences will have left the queue, if requests end at the recent rate.
@@ -182,7 +197,7 @@ class Drain:
             self._num_accepted -= 1
             self._has_changed.set()
 
-    def note_running(self, count: int) -> None:
+    def record_running(self, count: int) -> None:
         """Tell the drain that `count` requests were submitted and have not ended."""
         self._num_running = count
         self._has_changed.set()

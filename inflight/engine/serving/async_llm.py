@@ -29,21 +29,23 @@ from inflight.config.engine_args import EngineArgs
 from inflight.engine.process.remote_replica import Keeper, make_keepers
 from inflight.engine.request.input_processor import InputProcessor, ProcessedRequest, RequestOptions
 from inflight.engine.request.model_info import ModelInfo, make_input_processor
-from inflight.engine.request.output_processor import OutputProcessor, Update
 from inflight.engine.request.prompt import Prompt
 from inflight.engine.request.request_state import RequestOutputKind
-from inflight.engine.serving.admission import Drain, QueueLimits
-from inflight.engine.serving.engine_client import EngineClient, EngineState
+from inflight.engine.serving.admission import QueueLimits
+from inflight.engine.serving.client import CLIENT, short_client
+from inflight.engine.serving.engine_client import EngineClient
 from inflight.engine.serving.engine_sockets import EngineSockets
 from inflight.engine.serving.output_stream import OutputStream
-from inflight.engine.serving.replicas import Replicas, connect
+from inflight.engine.serving.own_loop import OwnLoop, end_keepers
+from inflight.engine.serving.replicas import Replicas, make_engines
+from inflight.engine.serving.running_requests import RunningRequests
 from inflight.engine.serving.texts import Texts
 from inflight.engine.start.model_files import resolve_config
-from inflight.errors import EngineClosedError, EngineDeadError, EngineError, InflightError, RequestTimeoutError
+from inflight.errors import EngineError
 from inflight.interface.request import FinishReason
-from inflight.interface.serving import AddRequest, EngineOutputs, EngineReady
+from inflight.interface.serving import AddRequest, EngineReady
 from inflight.interface.statistics import FaultStatus
-from inflight.metrics.observer import EngineObserver, Observers
+from inflight.metrics.observer import EngineObserver
 from inflight.outputs import RequestOutput
 from inflight.sample.seeds import front_end_seed
 from inflight.sampling_params import SamplingParams
@@ -52,8 +54,8 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncLLM(Texts):
-    """Make an engine with `from_args` or `attach`. End it with `close`, or use `async with`. All calls must be made on one
-    event loop.
+    """Make an engine with `from_args` or `attach`. End it with `close`, or use `async with`. All calls must be made on the
+    event loop on which it was made (`OwnLoop`).
 
         async with await AsyncLLM.from_args(EngineArgs(model="path/to/model")) as engine:
             async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=64)):
@@ -67,36 +69,31 @@ class AsyncLLM(Texts):
     def __init__(
         self,
         input_processor: InputProcessor,
-        engines: Sequence[EngineClient],
+        requests: RunningRequests,
+        replicas: Replicas,
         ready: Sequence[EngineReady],
         *,
         seed: int = 0,
-        observers: Sequence[EngineObserver] = (),
+        keepers: Sequence[Keeper] = (),
     ) -> None:
+        """
+        Args:
+            ready: what `Replicas.open` has returned.
+            keepers: one for each engine; none if another process started the engines.
+        """
         super().__init__(input_processor, seed)
         config = input_processor.config
         self.num_kv_cache_tokens = [each.num_kv_cache_tokens for each in ready]
         self.reasoning = config.reasoning
         self.model = ModelInfo.of(config, sum(self.num_kv_cache_tokens))
         self._id_prefix = f"{ready[0].front_end}."
-        self._observers = Observers(observers)
-        self._keepers: list[Keeper] = []  # one for each engine; none if another process started the engines
-        self._outputs = OutputProcessor(input_processor.tokenizer, observers)
-        self._replicas = Replicas(engines, self._outputs, config)
-        self._replicas.on_failed, self._replicas.on_end = self._fail, self._note_end
-        self._replicas.on_faults = lambda: self._observers.faults_changed(self.fault_status)
-        self._replicas.on_engine_end = lambda index: self._observers.engine_ended(index)
-        self._streams: dict[str, OutputStream] = {}
+        self._requests = requests
+        self._replicas = replicas
+        self._keepers = keepers
+        self._own_loop = OwnLoop(self, replicas, keepers)
         self._serials = itertools.count()
-        self._drain = Drain()
-        self._death = ""  # why the last engine has died; "" while one lives
         self._closing: asyncio.Task[None] | None = None
-        for engine in engines:
-            engine.process = lambda outputs: self._publish(self._outputs.update(outputs))
-            engine.on_outputs = partial(self._note_stats, engine)
-            if engine.state is EngineState.ENDED:  # it was given up before this front end started
-                self._observers.engine_ended(engine.number)
-        self._observers.faults_changed(self.fault_status)
+        replicas.begin()
 
     # -- start -----------------------------------------------------------------------------------------------------
 
@@ -119,13 +116,12 @@ class AsyncLLM(Texts):
             for keeper, each in zip(keepers, sockets, strict=True):
                 keeper.add(each)
                 keeper.start()
-            engine = await cls._connect(args, config, sockets, limits, observers)
+            engine = await cls._connect(args, config, sockets, limits, observers, keepers)
         except BaseException:
             for each in sockets:
                 each.close()
-            await asyncio.gather(*(keeper.close() for keeper in keepers))
+            await end_keepers(keepers)
             raise
-        engine._keepers = keepers
         logger.debug("%s is ready after %.2f s", config.model.name, time.perf_counter() - begin)
         return engine
 
@@ -154,18 +150,21 @@ class AsyncLLM(Texts):
         sockets: Sequence[EngineSockets],
         limits: QueueLimits | None,
         observers: Sequence[EngineObserver],
+        keepers: Sequence[Keeper] = (),
     ) -> AsyncLLM:
         try:
             begin = time.perf_counter()
             input_processor = await asyncio.to_thread(make_input_processor, args, config)
             logger.debug("the tokenizer was read in %.2f s", time.perf_counter() - begin)
-            engines, ready = await connect(config, sockets, limits)
+            requests = RunningRequests(input_processor.tokenizer, observers, keepers)
+            replicas = Replicas(requests, config, partial(make_engines, config, sockets, limits))
+            ready = await replicas.open()
         except BaseException:
             for each in sockets:
                 each.close()
             raise
         seed = front_end_seed(args.seed, ready[0].front_end)
-        return cls(input_processor, engines, ready, seed=seed, observers=observers)
+        return cls(input_processor, requests, replicas, ready, seed=seed, keepers=keepers)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -179,7 +178,7 @@ class AsyncLLM(Texts):
             EngineDeadError: the engine's process is gone.
         """
         self._check_open()
-        self._drain.check_new()
+        self._requests.drain.check_new()
         self._replicas.router.check(num_sequences, num_tokens)
 
     @contextlib.contextmanager
@@ -189,7 +188,7 @@ class AsyncLLM(Texts):
         Raises: the same as `check_admission`.
         """
         self.check_admission()
-        with self._drain.accepted():
+        with self._requests.drain.accepted():
             yield
 
     def submit(
@@ -223,24 +222,21 @@ class AsyncLLM(Texts):
                 `drain` was called, it may still be submitted.
         """
         self._check_open()
-        self._drain.check_submit()
+        self._requests.drain.check_submit()
         engines = self._replicas.router.place(requests, data_parallel_rank)
-        self._outputs.check_ids([request.request_id for request in requests])
+        self._requests.outputs.check_ids([request.request_id for request in requests])
         return [self._start(request, each, kind, timeout) for request, each in zip(requests, engines, strict=True)]
 
     def _start(
         self, request: ProcessedRequest, engine: EngineClient, kind: RequestOutputKind, timeout: float | None
     ) -> OutputStream:
         request = self._with_own_ids(request)
-        state = self._outputs.add_request(request, kind)
-        stream = OutputStream(state, partial(self._end, [request.request_id], FinishReason.ABORT))
-        self._streams[request.request_id] = stream
-        self._drain.note_running(len(self._streams))
-        self._replicas.give(state, engine)
+        queue = self._requests.add(request, kind)
+        self._replicas.give(queue.state, engine)
+        engine.admission.shares.hold(request.request_id, CLIENT.get(), len(request.sequences))
         if timeout is not None:
-            left = max(request.arrival_time + timeout - time.monotonic(), 0.0)
-            stream.timer = asyncio.get_running_loop().call_later(left, self._expire, request.request_id, timeout)
-        return stream
+            self._requests.limit_time(request, timeout, self._replicas.expire)
+        return OutputStream(queue, partial(self._end, [request.request_id], FinishReason.ABORT))
 
     async def generate(
         self,
@@ -266,6 +262,7 @@ class AsyncLLM(Texts):
 
     async def abort(self, request_id: str) -> None:
         """End a request. Ids of unknown or ended requests are ignored."""
+        self._own_loop.check()
         self._end([request_id], FinishReason.ABORT)
 
     async def reset_prefix_cache(self, *, reset_connector: bool = False) -> None:
@@ -274,51 +271,29 @@ class AsyncLLM(Texts):
         await self._replicas.reset_prefix_caches(reset_connector=reset_connector)
 
     def _with_own_ids(self, request: ProcessedRequest) -> ProcessedRequest:
-        """Returns the request with ids that the core has never received. So this front end cannot mistake late outputs of an
-        earlier request with the same id, or outputs for other front ends, for outputs of this request."""
+        """Returns the request with its client, and with ids that the core has never received. So this front end cannot mistake
+        late outputs of an earlier request with the same id, or outputs for other front ends, for outputs of this request."""
         prefix = f"{self._id_prefix}{next(self._serials)}."
+        client = short_client()
         sequences = [
             replace(
                 sequence,
                 request_id=prefix + sequence.request_id,
                 prompt_leader=None if sequence.prompt_leader is None else prefix + sequence.prompt_leader,
+                client=client,
             )
             for sequence in request.sequences
         ]
         return replace(request, sequences=tuple(sequences))
 
     def _end(self, request_ids: Iterable[str], reason: FinishReason) -> None:
-        self._publish(self._outputs.abort(request_ids, reason))
-
-    def _expire(self, request_id: str, timeout: float) -> None:
-        error = RequestTimeoutError(f"the request did not end within its timeout of {timeout:g} s, so it was aborted")
-        self._streams[request_id].fail(error)
-        self._end([request_id], FinishReason.ABORT)
-
-    # -- outputs ---------------------------------------------------------------------------------------------------
-
-    def _note_stats(self, engine: EngineClient, message: EngineOutputs) -> None:
-        if message.stats is not None:
-            self._observers.stats_changed(replace(message.stats, engine=engine.number))
-
-    def _publish(self, update: Update) -> None:
-        for state in update.changed:
-            stream = self._streams[state.request.request_id]
-            if state.has_output:
-                stream.notify()
-            if state.finished:
-                del self._streams[state.request.request_id]
-                if stream.timer is not None:
-                    stream.timer.cancel()
-                self._replicas.take_back(state)
-        self._drain.note_running(len(self._streams))
-        self._replicas.abort(update)
+        self._replicas.end(request_ids, reason)
 
     # -- health and end --------------------------------------------------------------------------------------------
 
     @property
     def is_draining(self) -> bool:
-        return self._drain.has_begun
+        return self._requests.drain.has_begun
 
     async def check_health(self) -> None:
         """
@@ -351,54 +326,37 @@ class AsyncLLM(Texts):
     async def drain(self, timeout: float) -> None:
         """Refuse new requests, and wait until all running and `accepted` requests have ended. Requests that have not ended
         after `timeout` seconds are aborted."""
+        self._own_loop.check()
         try:
-            await self._drain.run(timeout)
+            await self._requests.drain.run(timeout)
         except TimeoutError:
-            logger.warning("%d requests did not end within %g s, so they are aborted", len(self._streams), timeout)
-            self._end(self._outputs.request_ids(), FinishReason.ABORT)
+            logger.warning("%d requests did not end within %g s, so they are aborted", len(self._requests), timeout)
+            self._end(self._requests.outputs.request_ids(), FinishReason.ABORT)
 
     async def close(self) -> None:
-        """End the engine's process if `from_args` started it. Unfinished requests fail. Idempotent."""
+        """End the engine's process if `from_args` started it. Unfinished requests fail. Idempotent. Another event loop may call
+        it, too. In a forked process it does nothing."""
+        if not self._own_loop.is_running_here:
+            if await self._own_loop.end_from_elsewhere(self.close):
+                self._close_texts()
+            return
         if self._closing is None:
-            self._closing = asyncio.create_task(self._close())
+            self._close_texts()
+            self._requests.close()
+            self._closing = asyncio.create_task(self._own_loop.end())
         await asyncio.shield(self._closing)
 
-    async def _close(self) -> None:
-        self._close_texts()
-        await self._replicas.close()
-        await asyncio.gather(*(keeper.close() for keeper in self._keepers))
+    def _check_loop(self) -> None:
+        self._own_loop.check()
 
     @property
     def fault_status(self) -> FaultStatus:
         """Whether the engine recovers from a fault, and which recoveries there were, in all replicas together."""
         return self._replicas.fault_status
 
-    def _fail(self, request_ids: Iterable[str], error: InflightError) -> None:
-        failed = list(request_ids)
-        for request_id in failed:
-            self._streams[request_id].fail(error)
-        self._end(failed, FinishReason.ERROR)
-
-    def _note_end(self, reason: str) -> None:
-        if self._closing is None:
-            self._death = reason
-            logger.error("%s; %d requests were running", reason, len(self._streams))
-        for engine in self._replicas.engines:
-            engine.readiness.end(self._gone())
-        self._fail(self._streams, self._gone())
-
     def _check_open(self) -> None:
-        if self._death or self._closing is not None:
-            raise self._gone()
-
-    def _gone(self) -> EngineClosedError | EngineDeadError:
-        if not self._death:
-            return EngineClosedError("the engine was closed; make a new one")
-        text = self._death
-        ended = [keeper.state for keeper in self._keepers if keeper.has_ended]
-        if ended and ended[-1] not in text:
-            text = f"{text}: {ended[-1]}"
-        return EngineDeadError(text, summary=self._replicas.summary)
+        self._own_loop.check()
+        self._requests.check_open()
 
     async def __aenter__(self) -> Self:
         return self

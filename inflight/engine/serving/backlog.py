@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from inflight.interface.request import EngineCoreOutput, LogprobsColumns
+from inflight.interface.request import EngineCoreOutput
 
 logger = logging.getLogger(__name__)
 
@@ -99,30 +99,24 @@ class Backlog:
 
 
 def _num_logprobs(output: EngineCoreOutput) -> int:
-    return sum(columns.token_ids.size for columns in (output.logprobs, output.prompt_logprobs) if columns is not None)
+    size = 0 if output.logprobs is None else output.logprobs.token_ids.size
+    return size + sum(part.size for part in output.parts)
 
 
 def _pieces(output: EngineCoreOutput) -> Iterator[EngineCoreOutput]:
-    """Divide `output` into pieces with a few positions each. If `output` has a finish reason, only the last piece has it."""
+    """Divide `output` into pieces with a few numbers each. If `output` has a finish reason, only the last piece has it."""
     unfinished = replace(
-        output, new_token_ids=(), logprobs=None, prompt_logprobs=None, finish_reason=None, stop_reason=None, error=""
+        output, new_token_ids=(), logprobs=None, parts=(), finish_reason=None, stop_reason=None, error=""
     )
-    for _, rows in _parts(output.prompt_logprobs):
-        yield replace(unfinished, prompt_logprobs=rows)
+    for part in output.parts:
+        for piece in part.pieces(SLICE_LOGPROBS):
+            yield replace(unfinished, parts=(piece,))
     done = 0
-    for start, rows in _parts(output.logprobs):
+    for start, rows in output.logprobs.pieces(SLICE_LOGPROBS) if output.logprobs is not None else ():
         done = start + len(rows.ranks)
         if done < len(output.new_token_ids):
             yield replace(unfinished, new_token_ids=output.new_token_ids[start:done], logprobs=rows)
         else:
-            yield replace(output, new_token_ids=output.new_token_ids[start:], logprobs=rows, prompt_logprobs=None)
+            yield replace(output, new_token_ids=output.new_token_ids[start:], logprobs=rows, parts=())
             return
-    yield replace(output, new_token_ids=output.new_token_ids[done:], logprobs=None, prompt_logprobs=None)
-
-
-def _parts(columns: LogprobsColumns | None) -> Iterator[tuple[int, LogprobsColumns]]:
-    """Divide `columns` into parts of at most SLICE_LOGPROBS entries. Yields each part with the index of its first row."""
-    if columns is not None:
-        num_rows = max(SLICE_LOGPROBS // columns.token_ids.shape[1], 1)
-        for start in range(0, len(columns.ranks), num_rows):
-            yield start, columns.rows(start, start + num_rows)
+    yield replace(output, new_token_ids=output.new_token_ids[done:], logprobs=None, parts=())

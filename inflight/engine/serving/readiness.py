@@ -27,7 +27,7 @@ class ReadinessCheck:
         self._canary_id = ""
         self._canary: asyncio.Future[None] | None = None
 
-    def note(self, outputs: Sequence[EngineCoreOutput], stats: SchedulerStats | None) -> None:
+    def record(self, outputs: Sequence[EngineCoreOutput], stats: SchedulerStats | None) -> None:
         """Note what the engine has sent: outputs of requests and of the canary, and sometimes its state (`stats`). If the step
         id in `stats` has changed, the engine has made steps, even if there are no outputs."""
         has_stepped = any(output.finish_reason is not FinishReason.ERROR for output in outputs)

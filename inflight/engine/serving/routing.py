@@ -17,14 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inflight.engine.request.input_processor import ProcessedRequest
-from inflight.engine.serving.cached_index import split
 from inflight.engine.serving.engine_client import EngineClient, EngineState
 from inflight.errors import InvalidRequestError, OverloadedError
 from inflight.kv_cache.block_hash import NAME_BYTES
 
-# When replicas are compared, a token that a replica would have to compute counts as this many tokens. A second copy of a prompt
-# takes time and memory of the machine, so what it gains must be more than what it costs.
-COMPUTING = 1.5
+# When replicas are compared, a token of a prompt counts as this many drawn tokens. The tokens of a prompt are computed
+# together, which takes less time for each of them than a step for each (`python -m benchmarks.prefix_groups`).
+COMPUTING = 0.5
 
 
 @dataclass(slots=True)
@@ -34,7 +33,7 @@ class _Planned:
     num_sequences: int = 0
     num_tokens: int = 0
     work: int = 0
-    names: set[bytes] = field(default_factory=set)  # of the blocks of their prompts
+    names: set[bytes] = field(default_factory=set)  # `CachedIndex.entries` of their prompts
 
 
 class Router:
@@ -45,7 +44,8 @@ class Router:
     """
 
     def __init__(self, engines: Sequence[EngineClient], block_size: int) -> None:
-        self._engines, self._block_size = engines, block_size
+        self._engines = engines
+        self._block_size = block_size
 
     def check(self, num_sequences: int, num_tokens: int) -> None:
         """Check that there is room for requests of this size. Each of several replicas needs room for an equal share of them.
@@ -53,7 +53,8 @@ class Router:
         Raises: the same as `Admission.check`.
         """
         engines = self._usable()
-        sequences, tokens = -(-num_sequences // len(engines)), num_tokens // len(engines)
+        sequences = -(-num_sequences // len(engines))
+        tokens = num_tokens // len(engines)
         refusals = [refusal for each in engines if (refusal := _refusal(each, sequences, tokens)) is not None]
         if len(refusals) == len(engines):
             if sequences < num_sequences:
@@ -99,7 +100,8 @@ class Router:
     def _choose(
         self, engines: Sequence[EngineClient], request: ProcessedRequest, planned: dict[int, _Planned]
     ) -> EngineClient:
-        num_sequences, num_tokens = len(request.sequences), len(request.prompt_token_ids)
+        num_sequences = len(request.sequences)
+        num_tokens = len(request.prompt_token_ids)
         open_engines, refusals = [], []
         for engine in engines:
             plan = planned[engine.index]
@@ -115,7 +117,7 @@ class Router:
         plan.num_sequences += num_sequences
         plan.num_tokens += num_tokens
         plan.work += self.work(best, request, plan)
-        plan.names.update(split(request.block_names))
+        plan.names.update(best.cached.entries(request.block_names))
         return best
 
     def work(

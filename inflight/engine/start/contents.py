@@ -8,6 +8,7 @@ from pathlib import Path
 
 from inflight.config.architecture import TRANSFORMERS
 from inflight.config.engine import ModelConfig
+from inflight.config.gguf_parts import read_gguf
 from inflight.config.safetensors_file import digests, find_files
 from inflight.version import __version__
 
@@ -31,4 +32,4 @@ def weight_files(model: ModelConfig) -> list[Path]:
     """The files with the model's weights. There are none with `load_format="dummy"`."""
     if model.load_format == "dummy":
         return []
-    return find_files(model.folder)[0] if model.folder.is_dir() else [model.folder]
+    return find_files(model.folder)[0] if model.folder.is_dir() else read_gguf(model.folder).paths

@@ -42,7 +42,8 @@ def make_groups(ranks: Sequence[Mapping[str, KVCacheSpec]]) -> list[tuple[KVCach
 def _groups_of_kind(specs: Mapping[str, KVCacheSpec], kind: KVCacheSpec, count: int) -> list[KVCacheGroup]:
     names = [name for name, spec in specs.items() if spec == kind]
     size = -(-len(names) // count)
-    return [KVCacheGroup(layer_names=tuple(names[i * size : (i + 1) * size]), spec=kind) for i in range(count)]
+    parts = (names[i * size : (i + 1) * size] for i in range(count))
+    return [KVCacheGroup(layer_names=tuple(part), spec=kind) for part in parts]
 
 
 def blocks_per_sequence(groups: Sequence[KVCacheGroup], *, num_tokens: int, max_step_tokens: int) -> int:
@@ -99,7 +100,8 @@ def make_kv_cache_configs(
         max(len(group.layer_names) * group.spec.block_bytes for group in groups) for groups in groups_of_rank
     ]
     fitting = [max(0, available) // size for available, size in zip(available_bytes, block_bytes, strict=True)]
-    groups, tightest = groups_of_rank[0], fitting.index(min(fitting))
+    groups = groups_of_rank[0]
+    tightest = fitting.index(min(fitting))
     needed = 1 + blocks_per_sequence(groups, num_tokens=max_model_len, max_step_tokens=max_step_tokens)
     count, size = fitting[tightest], block_bytes[tightest]
     if num_blocks is not None:
@@ -146,7 +148,8 @@ def _too_small(
     """Returns the text of the error: why a cache with this `config` is too small, and what the user can change. `needed` is
     the part of the text that says what does not fit, and `enough` bytes are a cache into which it fits."""
     if not is_measured:
-        room, ways = f"kv_cache_memory_bytes gives the KV cache {_size(available)}", ["raise kv_cache_memory_bytes"]
+        room = f"kv_cache_memory_bytes gives the KV cache {_size(available)}"
+        ways = ["raise kv_cache_memory_bytes"]
     else:
         room = (
             f"the KV cache has {_size(available)}, which is what gpu_memory_utilization leaves beside the weights and a step's "
@@ -175,7 +178,9 @@ def _too_small(
 
 
 def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.2f} MiB"
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:.2f} GiB"
+    return f"{num_bytes / 2**20:.2f} MiB"
 
 
 def allocate_kv_cache(config: EngineConfig, executor: Executor) -> KVCacheConfig:
@@ -185,7 +190,8 @@ def allocate_kv_cache(config: EngineConfig, executor: Executor) -> KVCacheConfig
         OutOfMemoryError: one sequence of `max_model_len` tokens does not fit.
         EngineError: a rank failed.
     """
-    start, transfer = time.perf_counter(), config.cache.transfer
+    start = time.perf_counter()
+    transfer = config.cache.transfer
     specs = executor.get_kv_cache_specs()
     if config.cache.num_blocks is not None:
         available = [0] * len(specs)

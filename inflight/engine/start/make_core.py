@@ -5,19 +5,28 @@ from dataclasses import replace
 
 from inflight.config.engine import EngineConfig
 from inflight.engine.core.engine_core import EngineCore
+from inflight.engine.core.rank_calls import RankCalls
+from inflight.engine.core.step_loop import CoreListener
 from inflight.engine.start.kv_cache_sizing import allocate_kv_cache
 from inflight.engine.start.pipeline_tuning import tuned
 from inflight.engine.start.step_times import measured_step_times
 from inflight.executor.executor import Executor
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.scheduler.scheduler import Scheduler
+from inflight.scheduler.transfers import TransferSetup
 from inflight.structured_output.manager import StructuredOutputManager
 
 logger = logging.getLogger(__name__)
 
 
-def make_core(config: EngineConfig, executor: Executor, grammars: StructuredOutputManager | None = None) -> EngineCore:
-    """Returns a core that owns `executor` and `grammars`. If this fails, the caller still owns them.
+def make_core(
+    config: EngineConfig,
+    executor: Executor,
+    grammars: StructuredOutputManager | None = None,
+    listener: CoreListener | None = None,
+) -> EngineCore:
+    """Returns a core that owns `executor` and `grammars`. If this fails, the caller still owns them. `listener`: who runs the
+    core; None if nobody wants to be called.
 
     Raises:
         OutOfMemoryError: one sequence of `max_model_len` tokens does not fit.
@@ -34,6 +43,16 @@ def make_core(config: EngineConfig, executor: Executor, grammars: StructuredOutp
     )
     scheduler_config, first_step_id = tuned(config, executor, kv_cache_config)
     step_times, first_step_id = measured_step_times(config, executor, kv_cache_config, first_step_id)
+    listener = listener or CoreListener()
+    transfers = None
+    if transfer is not None:
+        transfers = TransferSetup(
+            config=transfer,
+            num_slots=kv_cache_config.num_slots,
+            block_bytes=kv_cache_config.block_bytes * config.parallel.world_size,
+            calls=RankCalls(executor),
+            on_news=listener.wake,
+        )
     scheduler = Scheduler(
         scheduler_config,
         kv_cache,
@@ -42,6 +61,7 @@ def make_core(config: EngineConfig, executor: Executor, grammars: StructuredOutp
         num_speculative_tokens=config.speculative.num_speculative_tokens if config.speculative is not None else 0,
         first_step_id=first_step_id,
         step_times=step_times,
+        transfers=transfers,
     )
     config = replace(config, scheduler=scheduler_config)
-    return EngineCore(config, executor, scheduler, kv_cache, kv_cache_config, grammars)
+    return EngineCore(config, executor, scheduler, kv_cache, kv_cache_config, grammars, listener)

@@ -50,16 +50,18 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
         return resolve(
             args,
             folder=folder,
-            architecture=_describe(args, folder),
+            architecture=_describe(args, folder, machine.device),
             machine=machine,
             timeout_seconds=envs.execute_model_timeout_seconds(),
         )
 
 
-def _describe(args: EngineArgs, folder: Path) -> ModelArchitecture:
+def _describe(args: EngineArgs, folder: Path, device: str) -> ModelArchitecture:
     """Logs what `auto` has chosen, and the names of `hf_overrides` that change nothing."""
-    config, overrides = read_model_config(folder, args.max_model_len), args.hf_overrides or {}
-    describe = partial(describe_model, model_impl=args.model_impl, gguf=folder if folder.is_file() else None)
+    config = read_model_config(folder, args.max_model_len)
+    overrides = args.hf_overrides or {}
+    gguf = folder if folder.is_file() else None
+    describe = partial(describe_model, model_impl=args.model_impl, gguf=gguf, device=device)
     architecture = describe(merge_overrides(config, args.config_overrides))
     if architecture.implementation != TRANSFORMERS and (names := ineffective_overrides(config, overrides, describe)):
         logger.warning("hf_overrides: %s of %s changes nothing in this model", ", ".join(names), architecture.name)
@@ -68,7 +70,9 @@ def _describe(args: EngineArgs, folder: Path) -> ModelArchitecture:
             "transformers' code computes the model (model_impl='transformers'), because Inflight's own does not: %s",
             architecture.not_native,
         )
-    return architecture if args.load_format == "dummy" else resolve_head(architecture, folder)
+    if args.load_format == "dummy":
+        return architecture
+    return resolve_head(architecture, folder)
 
 
 def make_grammars(config: EngineConfig, read: Callable[[], Tokenizer]) -> StructuredOutputManager:
@@ -82,4 +86,9 @@ def make_grammars(config: EngineConfig, read: Callable[[], Tokenizer]) -> Struct
         eos = model_eos_token_ids(architecture, tokenizer, generation_config)
         return load_backend()(tokenizer, architecture.vocab_size, sorted(eos))
 
-    return StructuredOutputManager(create, architecture.vocab_size, num_buffers=2 * config.scheduler.max_depth)
+    return StructuredOutputManager(
+        create,
+        architecture.vocab_size,
+        num_buffers=2 * config.scheduler.max_depth,
+        is_paced=config.parallel.distributed_executor_backend != "external_launcher",
+    )

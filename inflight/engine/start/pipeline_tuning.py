@@ -81,8 +81,11 @@ class _Measurement:
         self, config: EngineConfig, executor: Executor, kv_cache_config: KVCacheConfig, num_drafts: int, max_tokens: int
     ) -> None:
         assert config.scheduler.max_stagger is not None
-        self._config, self._executor, self._kv_cache_config = config, executor, kv_cache_config
-        self._num_drafts, self._max_tokens = num_drafts, max_tokens
+        self._config = config
+        self._executor = executor
+        self._kv_cache_config = kv_cache_config
+        self._num_drafts = num_drafts
+        self._max_tokens = max_tokens
         self._depth = config.scheduler.max_stagger + 1  # at most this many steps are in flight
         block_size = kv_cache_config.groups[0].spec.block_size
         blocks_of_request = len(kv_cache_config.groups) * math.ceil((1 + max_tokens) / block_size)
@@ -94,7 +97,8 @@ class _Measurement:
         """Returns the time of the loop and the time of the slowest stage, in seconds, for steps of `num_rows` requests."""
         rows, depth = self.num_rows, self._depth
         loop = self._period(self._scheduler(2, rows * (1 + self._num_drafts)), rows, self._max_tokens, 2)
-        return loop, self._period(self._scheduler(depth, rows), rows * (depth + 1 + NUM_STEPS), 1, depth)
+        stage = self._period(self._scheduler(depth, rows), rows * (depth + 1 + NUM_STEPS), 1, depth)
+        return loop, stage
 
     def _period(self, scheduler: Scheduler, num_requests: int, max_tokens: int, depth: int) -> float:
         """Returns the median time from one commit to the next, with `depth` steps in flight. The first `depth` steps fill the

@@ -37,7 +37,8 @@ def measured_step_times(
         return None, first_step_id
     start = time.perf_counter()
     few, many = (_fitting(length, config, kv_cache_config) for length in TOKEN_LIMITS)
-    seconds, step_id = [], first_step_id
+    seconds = []
+    step_id = first_step_id
     for num_tokens in (1, 1, few, many):  # the first time is not used: the first step is slower
         seconds.append(_measure(num_tokens, config, executor, kv_cache_config, step_id))
         step_id += 1
@@ -50,7 +51,8 @@ def measured_step_times(
 
 def _fitting(length: int, config: EngineConfig, kv_cache_config: KVCacheConfig) -> int:
     """Returns `length`, or less if a prompt of this length would not fit into a step, the model's context or the KV cache."""
-    room = (kv_cache_config.num_blocks - 1) // len(kv_cache_config.groups) * kv_cache_config.groups[0].spec.block_size
+    blocks_of_group = (kv_cache_config.num_blocks - 1) // len(kv_cache_config.groups)
+    room = blocks_of_group * kv_cache_config.groups[0].spec.block_size
     return max(1, min(length, config.scheduler.max_num_batched_tokens, config.model.max_model_len - 1, room - 1))
 
 
@@ -91,4 +93,5 @@ def measured_request(request_id: str, num_prompt_tokens: int, max_tokens: int) -
     """Returns an invented request, which draws exactly `max_tokens` tokens, and its prompt."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     sampling = ResolvedSampling(params=params, seed=0, max_tokens=max_tokens)
-    return EngineCoreRequest(request_id=request_id, sampling=sampling), np.zeros(num_prompt_tokens, dtype=np.int32)
+    request = EngineCoreRequest(request_id=request_id, sampling=sampling)
+    return request, np.zeros(num_prompt_tokens, dtype=np.int32)

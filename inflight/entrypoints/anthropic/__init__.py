@@ -1,1 +1,1 @@
-"""Anthropic's HTTP interface (/v1/messages). Requests become chats of `entrypoints/openai`."""
+"""Anthropic's HTTP interface (/v1/messages)."""

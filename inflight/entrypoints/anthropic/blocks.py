@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from inflight.entrypoints.openai.content_parts import OtherPart
-from inflight.entrypoints.openai.messages import ToolName, result_text, without_empty_list
-from inflight.entrypoints.openai.sampling_fields import Schema
-from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
+from inflight.entrypoints.fields.content_parts import OtherPart
+from inflight.entrypoints.fields.messages import ToolName, result_text, without_empty_list
+from inflight.entrypoints.fields.sampling_fields import Schema
+from inflight.entrypoints.fields.strict_model import StrictModel, no_effect, optional
 
 CacheControl = Annotated[dict[str, Any] | None, no_effect("Equal prefixes are found without marks.")]
 _OTHER = "block of another type"  # the tags have spaces, so that none is taken for the name of a field in an error
@@ -29,6 +29,15 @@ class ToolDefinition(StrictModel):
     defer_loading: bool | None = optional("True: the model does not see the tool until a tool_reference names it.")
     cache_control: CacheControl = None
     eager_input_streaming: bool | None = no_effect("Inputs are always streamed as they are written.")
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this server knows what the tool is. Anthropic defines the others."""
+        return self.type in (None, "custom")
+
+    @property
+    def is_listed(self) -> bool:
+        return self.is_own and not self.defer_loading
 
 
 class OtherBlock(OtherPart):

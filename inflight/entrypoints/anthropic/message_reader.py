@@ -23,9 +23,11 @@ from inflight.entrypoints.anthropic.blocks import (
     ToolUseBlock,
 )
 from inflight.entrypoints.anthropic.protocol import InputMessage
-from inflight.entrypoints.openai.content_parts import check_medium, text_instead
-from inflight.entrypoints.openai.messages import CalledFunction, ChatMessage, FunctionDefinition, Tool, ToolCall
-from inflight.entrypoints.openai.strict_model import StrictModel, without_indices
+from inflight.entrypoints.fields.content_parts import check_medium, text_instead
+from inflight.entrypoints.fields.field_error import FieldError
+from inflight.entrypoints.fields.messages import MAX_TOOLS, chat_call, chat_message, chat_tool
+from inflight.entrypoints.fields.strict_model import StrictModel, without_indices
+from inflight.entrypoints.http.chat_request import Json
 
 _BILLING = "x-anthropic-billing-header:"
 _OF_ASSISTANT = (ThinkingBlock, RedactedThinkingBlock, ToolUseBlock)
@@ -38,16 +40,17 @@ class MessageReader:
         left_out: the names of the blocks that the model does not see, for the answer's header.
     """
 
-    def __init__(self, messages: Sequence[InputMessage], listed: Iterable[str], deferred: Mapping[str, Tool]) -> None:
+    def __init__(self, messages: Sequence[InputMessage], listed: Iterable[str], deferred: Mapping[str, Json]) -> None:
         """
         Args:
             listed: the names of the tools that the template lists.
             deferred: the tools that it does not list until a block names them.
         """
-        self.loaded: dict[str, Tool] = {}
+        self.loaded: dict[str, Json] = {}
         self.left_out: list[str] = []
         self._messages = messages
-        self._listed, self._deferred = frozenset(listed), deferred
+        self._listed = frozenset(listed)
+        self._deferred = deferred
         self._calls_left_out = frozenset(_calls_left_out(messages))
         # the last message is left out: it may be the beginning of the answer that is asked for
         before = enumerate(messages[:-1], 1)
@@ -60,12 +63,12 @@ class MessageReader:
         texts = [self._text(block, f"system[{i}]", is_asked=is_asked) for i, block in enumerate(system or ())]
         return "\n".join(filter(None, (_without_billing(text or "") for text in texts)))
 
-    def read(self) -> list[ChatMessage]:
+    def read(self) -> list[Json]:
         """
         Raises:
             FieldError: the client asks about a medium, such as an image.
         """
-        found: list[ChatMessage] = []
+        found: list[Json] = []
         for i, message in enumerate(self._messages):
             if isinstance(message.content, str):
                 found.append(chat_message(message.role, message.content))
@@ -77,38 +80,38 @@ class MessageReader:
                 found += self._question(message.role, blocks, is_asked=i >= self._num_answered)
         return found
 
-    def _question(self, role: str, blocks: list[tuple[ContentBlock, str]], *, is_asked: bool) -> list[ChatMessage]:
+    def _question(self, role: str, blocks: list[tuple[ContentBlock, str]], *, is_asked: bool) -> list[Json]:
         """Chat templates expect the results right behind the calls, so they come before the text of the same message."""
         results = self._results(blocks)
         others = [(block, where) for block, where in blocks if not isinstance(block, ToolResultBlock)]
         texts = self._texts(others, is_asked=is_asked)
-        return [*results, chat_message(role, "\n".join(texts))] if texts or not results else results
+        if texts or not results:
+            return [*results, chat_message(role, "\n".join(texts))]
+        return results
 
-    def _answers(self, blocks: list[tuple[ContentBlock, str]]) -> list[ChatMessage]:
+    def _answers(self, blocks: list[tuple[ContentBlock, str]]) -> list[Json]:
         """Some programs write results between the blocks of the assistant. Each result ends a message."""
-        found: list[ChatMessage] = []
+        found: list[Json] = []
         for is_result, group in groupby(blocks, lambda pair: isinstance(pair[0], ToolResultBlock)):
             together = list(group)
             found += self._results(together) if is_result else [self._answer(together)]
         return found or [chat_message("assistant", "")]
 
-    def _answer(self, blocks: list[tuple[ContentBlock, str]]) -> ChatMessage:
+    def _answer(self, blocks: list[tuple[ContentBlock, str]]) -> Json:
         own = [block for block, _ in blocks if isinstance(block, _OF_ASSISTANT)]
         texts = self._texts([pair for pair in blocks if not isinstance(pair[0], _OF_ASSISTANT)], is_asked=False)
         thoughts = [block.thinking for block in own if isinstance(block, ThinkingBlock) and block.thinking]
-        calls = [
-            ToolCall(id=block.id, type="function", function=CalledFunction(name=block.name, arguments=block.input))
-            for block in own
-            if isinstance(block, ToolUseBlock)
-        ]
+        calls = [chat_call(block.id, block.name, block.input) for block in own if isinstance(block, ToolUseBlock)]
+        if len(calls) > MAX_TOOLS:
+            raise FieldError("messages", f"messages: too many tool_calls: {too_many(MAX_TOOLS, len(calls))}")
         return chat_message(
             "assistant",
             "\n".join(texts) if texts or not calls else None,
             reasoning_content="\n\n".join(thoughts) or None,
-            tool_calls=calls or None,
+            tool_calls=calls,
         )
 
-    def _results(self, blocks: Iterable[tuple[ContentBlock, str]]) -> list[ChatMessage]:
+    def _results(self, blocks: Iterable[tuple[ContentBlock, str]]) -> list[Json]:
         found = []
         for block, where in blocks:
             if not isinstance(block, ToolResultBlock):
@@ -176,29 +179,27 @@ class MessageReader:
         added = block.tool
         name = added.name or added.tool_name
         if added.definition is not None:
-            return self._load(chat_tool(added.definition)) if added.definition.type in (None, "custom") else None
-        return None if name is None or added.type != "tool_reference" else self._definition(name)
+            if not added.definition.is_own:
+                return None
+            return self._load(tool_of(added.definition))
+        if name is None or added.type != "tool_reference":
+            return None
+        return self._definition(name)
 
-    def _load(self, tool: Tool) -> str:
-        if tool.function.name not in self._listed:
-            self.loaded[tool.function.name] = tool
-        return json.dumps(tool.model_dump(exclude_unset=True), ensure_ascii=False)
+    def _load(self, tool: Json) -> str:
+        name = tool["function"]["name"]
+        if name not in self._listed:
+            self.loaded[name] = tool
+        return json.dumps(tool, ensure_ascii=False)
 
 
-def chat_message(role: str, content: str | None, **more: Any) -> ChatMessage:  # Any: further fields
-    return ChatMessage(role=role, content=content, **more)
+def tool_of(tool: ToolDefinition) -> Json:
+    strict = True if tool.strict else None
+    return chat_tool(tool.name, description=tool.description, parameters=tool.input_schema, strict=strict)
 
 
-def chat_tool(tool: ToolDefinition) -> Tool:
-    """With only the fields that the request gives, because a template writes all fields into the prompt."""
-    given: dict[str, Any] = {"name": tool.name}  # Any: JSON
-    if tool.description is not None:
-        given["description"] = tool.description
-    if tool.input_schema is not None:
-        given["parameters"] = tool.input_schema
-    if tool.strict:
-        given["strict"] = True
-    return Tool(type="function", function=FunctionDefinition(**given))
+def too_many(most: int, number: int) -> str:
+    return f"List should have at most {most} items after validation, not {number}"
 
 
 def _calls_left_out(messages: Sequence[InputMessage]) -> Iterator[str]:
@@ -216,4 +217,6 @@ def _calls_left_out(messages: Sequence[InputMessage]) -> Iterator[str]:
 
 
 def _without_billing(text: str) -> str:
-    return text.partition("\n")[2].lstrip("\n") if text.startswith(_BILLING) else text
+    if not text.startswith(_BILLING):
+        return text
+    return text.partition("\n")[2].lstrip("\n")

@@ -7,12 +7,12 @@ message_delta with the stop reason and the usage; message_stop. A ping may come 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from inflight.entrypoints.anthropic.answers import AnsweredBlock, Message, MessageUsage, StopReason
+from inflight.entrypoints.anthropic.api import error_form
+from inflight.entrypoints.anthropic.bodies import AnsweredBlock, Message, MessageUsage, StopReason
+from inflight.entrypoints.fields.messages import read_arguments
+from inflight.entrypoints.http.errors import ApiError
+from inflight.entrypoints.http.presenter import AnswerTo, Presenter, events_of
 from inflight.entrypoints.json_lines import to_json
-from inflight.entrypoints.openai.errors import ApiError
-from inflight.entrypoints.openai.messages import read_arguments
-from inflight.entrypoints.openai.presenter import AnswerTo, Presenter, events_of
-from inflight.entrypoints.serve.error_form import anthropic_error
 from inflight.errors import EngineClosedError
 from inflight.interface.events import (
     ContentDelta,
@@ -35,7 +35,8 @@ class MessagesPresenter(Presenter):
 
     def __init__(self, to: AnswerTo) -> None:
         super().__init__(to)
-        self._id, self._model = to.answer_id, to.request.presentation.model
+        self._id = to.answer_id
+        self._model = to.request.presentation.model
         self._num_prompt_tokens = len(to.request.prompts[0].token_ids)
         self._max_tokens = to.request.params.max_tokens
         self._shows_thoughts = to.request.presentation.reasoning
@@ -69,7 +70,7 @@ class MessagesPresenter(Presenter):
         return b"".join(end)
 
     def failure(self, error: ApiError) -> bytes:
-        return b"event: error\ndata: " + error.body(anthropic_error) + b"\n\n"
+        return b"event: error\ndata: " + error.body(error_form) + b"\n\n"
 
     def keep_alive(self) -> bytes:
         return b"".join([*self._beginning(), _event("ping")])

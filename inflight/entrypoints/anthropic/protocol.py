@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from inflight.entrypoints.anthropic.blocks import CacheControl, ContentBlocks, ToolDefinition
-from inflight.entrypoints.openai.constraint_fields import ConstraintFields
-from inflight.entrypoints.openai.messages import MAX_MESSAGES, MAX_TOOLS, Role, ToolName
-from inflight.entrypoints.openai.sampling_fields import MAX_INT, SamplingFields
-from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
+from inflight.entrypoints.fields.constraint_fields import ConstraintFields
+from inflight.entrypoints.fields.messages import MAX_MESSAGES, MAX_TOOLS, Role, ToolName
+from inflight.entrypoints.fields.sampling_fields import MAX_INT, SamplingFields
+from inflight.entrypoints.fields.strict_model import StrictModel, no_effect, optional
 
 MAX_MODEL_NAME = 256  # characters
 
@@ -44,6 +44,15 @@ class CountTokensRequest(ConstraintFields):
     tool_choice: ToolChoice | None = optional("auto, any, none, or one tool by name.")
     cache_control: CacheControl = None
 
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of the answer; None if there is no limit, or no answer."""
+        return None
+
+    @property
+    def is_stream(self) -> bool:
+        return False
+
 
 class MessagesRequest(CountTokensRequest, SamplingFields):
     """POST /v1/messages"""
@@ -52,3 +61,11 @@ class MessagesRequest(CountTokensRequest, SamplingFields):
     stream: bool | None = optional("Server-sent events.")
     metadata: dict[str, Any] | None = no_effect("Data of the caller; nothing is stored.")
     service_tier: str | None = no_effect("There is only one tier.")
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def is_stream(self) -> bool:
+        return bool(self.stream)

@@ -1,4 +1,4 @@
-"""`to_chat`: turns a request to /v1/messages into the chat request that means the same.
+"""`read_messages`: reads a request to /v1/messages as a `ChatRequest`.
 
 The prompt's beginning must not change from turn to turn, because only an equal beginning is found in the prefix cache. So
 
@@ -10,79 +10,80 @@ The prompt's beginning must not change from turn to turn, because only an equal 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from inflight.entrypoints.anthropic.blocks import ToolDefinition
-from inflight.entrypoints.anthropic.message_reader import MessageReader, chat_message, chat_tool
-from inflight.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest, ToolChoice
-from inflight.entrypoints.openai.constraint_fields import ConstraintFields
-from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.messages import MAX_TOOLS, NamedFunction, NamedToolChoice
-from inflight.entrypoints.openai.messages import ToolChoice as ChatToolChoice
-from inflight.entrypoints.openai.protocol import ChatCompletionRequest
-from inflight.entrypoints.openai.sampling_fields import SamplingFields
-from inflight.entrypoints.openai.thinking import Thoughts, thoughts_of
+from inflight.entrypoints.anthropic.message_reader import MessageReader, too_many, tool_of
+from inflight.entrypoints.anthropic.protocol import CountTokensRequest, ToolChoice
+from inflight.entrypoints.fields.field_error import FieldError
+from inflight.entrypoints.fields.messages import MAX_MESSAGES, MAX_TOOLS, chat_message
+from inflight.entrypoints.fields.offered_tools import tool_choice_of
+from inflight.entrypoints.fields.parameters import sampling_params
+from inflight.entrypoints.http.chat_request import ChatPrompt, ChatRequest
+from inflight.entrypoints.http.server import ApiServer
+from inflight.entrypoints.http.thinking import Thoughts, thoughts_of
+from inflight.entrypoints.http.validated import Presentation
+from inflight.parsers.tool_choice import ToolChoice as ChatToolChoice
 
 _THINKING_SWITCHES = ("enable_thinking", "thinking")  # variables of chat templates
 
 
-class Translation(NamedTuple):
+def read_messages(server: ApiServer, body: CountTokensRequest) -> ChatRequest:
     """
-    Attributes:
-        hidden_tools: names of tools that the chat template must not list, because the messages have their definitions.
-        shows_thoughts: whether the answer has blocks with thoughts, if the model thinks.
-        left_out: the tools and blocks that are ignored, as names for the answer's header.
-    """
-
-    chat: ChatCompletionRequest
-    hidden_tools: frozenset[str]
-    shows_thoughts: bool
-    left_out: tuple[str, ...]
-
-
-def to_chat(body: CountTokensRequest, default_kwargs: Mapping[str, Any] | None) -> Translation:
-    """`default_kwargs`: the server's default variables of the chat template. The chat has no model name.
-
     Raises:
-        FieldError: the client asks about a medium, such as an image, or `tool_choice` has no name.
+        FieldError: the client asks about a medium, such as an image, `tool_choice` has no name, or there are too many messages.
+        ApiError, InvalidRequestError: the request is wrong.
     """
-    own: list[ToolDefinition] = []
-    foreign: list[ToolDefinition] = []
-    for tool in body.tools or ():
-        (own if tool.type in (None, "custom") else foreign).append(tool)
-    listed = [tool for tool in own if not tool.defer_loading]
-    deferred = {tool.name: chat_tool(tool) for tool in own if tool.defer_loading}
+    # Clients of this API ask for names like claude-opus-5-5. There is one model here, so any name can only mean this one.
+    is_strict = server.settings.strict_model_names
+    model = server.check_model(body.model) if is_strict else body.model or server.model_names[0]
+    defaults = server.settings.default_chat_template_kwargs
+    given = body.tools or ()
+    listed = [tool for tool in given if tool.is_listed]
+    deferred = {tool.name: tool_of(tool) for tool in given if tool.is_own and tool.defer_loading}
     reader = MessageReader(body.messages, [tool.name for tool in listed], deferred)
     system = reader.system_text(body.system)
     messages = [chat_message("system", system)] if system else []
     messages += reader.read()
+    if len(messages) > MAX_MESSAGES:
+        raise FieldError("messages", f"messages: too many messages: {too_many(MAX_MESSAGES, len(messages))}")
     # the definitions of older ones stay in the messages
-    loaded = dict(list(reader.loaded.items())[::-1][: MAX_TOOLS - len(listed)][::-1])
-    left_out = [f"tools[] ({tool.type})" for tool in foreign] + reader.left_out
+    newest_first = list(reader.loaded.items())[::-1]
+    loaded = dict(newest_first[: MAX_TOOLS - len(listed)][::-1])
+    left_out = [f"tools[] ({tool.type})" for tool in given if not tool.is_own] + reader.left_out
     if len(loaded) < len(reader.loaded):
         left_out.append("messages[].content[] (tool_addition)")
-    last, choice, thoughts = messages[-1], body.tool_choice, thoughts_of_message(body)
-    given: dict[str, Any] = {  # Any: the fields of a chat request
-        "messages": messages,
-        "tools": [*map(chat_tool, listed), *loaded.values()],
-        "tool_choice": None if choice is None else _tool_choice(choice),
-        "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
-        "continue_final_message": last.role == "assistant" and bool(last.content) and not last.tool_calls,
-        **{name: getattr(body, name) for name in ConstraintFields.model_fields},
-        "chat_template_kwargs": {**_switches(thoughts, default_kwargs), **(body.chat_template_kwargs or {})},
-    }
-    if isinstance(body, MessagesRequest):
-        given |= {name: getattr(body, name) for name in (*SamplingFields.model_fields, "stream")}
-        given["max_completion_tokens"] = body.max_tokens
-    chat = ChatCompletionRequest(**given)
-    return Translation(chat, frozenset(loaded), _shows_thoughts(thoughts, default_kwargs), tuple(left_out))
+    last = messages[-1]
+    choice = body.tool_choice
+    thoughts = thoughts_of_message(body)
+    tools = [*map(tool_of, listed), *loaded.values()]
+    return ChatRequest(
+        prompt=ChatPrompt(
+            messages=messages,
+            tools=tools,
+            continue_final_message=last["role"] == "assistant"
+            and bool(last.get("content"))
+            and "tool_calls" not in last,
+            variables={**_switches(thoughts, defaults), **(body.chat_template_kwargs or {})},
+        ),
+        hidden_tools=frozenset(loaded),
+        tool_choice=tool_choice_of(tools, None if choice is None else _tool_choice(choice)),
+        parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+        params=sampling_params(body, server.engine.default_params, max_tokens=body.most_tokens),
+        thoughts=thoughts,
+        presentation=Presentation(
+            model=model,
+            stream=body.is_stream,
+            reasoning=_shows_thoughts(thoughts, defaults) and not body.hides_reasoning,
+        ),
+        left_out=tuple(left_out),
+    )
 
 
 def _tool_choice(choice: ToolChoice) -> ChatToolChoice:
     if choice.type == "tool":
         if choice.name is None:
             raise FieldError("tool_choice.name", "tool_choice.name: the type 'tool' needs the name of a tool")
-        return NamedToolChoice(type="function", function=NamedFunction(name=choice.name))
+        return {"name": choice.name}
     return "required" if choice.type == "any" else choice.type
 
 

@@ -46,7 +46,8 @@ class RequestMaker:
     ) -> None:
         """`as_chat`: whether a row's "prompt" is sent as a user's message. None means: if the model has a chat template.
         `streams`: whether a request has an output after each step. If not, it has only one, at its end."""
-        self._engine, self._streams = engine, streams
+        self._engine = engine
+        self._streams = streams
         self._as_chat = has_chat_template(engine) if as_chat is None else as_chat
         self._params = dataclasses.replace(unbounded(engine.default_params), **options)
 
@@ -68,7 +69,8 @@ class RequestMaker:
 
             # Because the seed depends only on the row's number, a resumed run draws the same tokens as an uninterrupted run.
             params = dataclasses.replace(params, seed=derive_seed(0, row.number) & MAX_SEED)
-        request_id, prompt = str(row.number), self._prompt(row.fields)
+        request_id = str(row.number)
+        prompt = self._prompt(row.fields)
         params = self._engine.with_strict_tools(params, row.fields.get("tools")) or params
         if params.max_tokens is None and "max_tokens" not in own:
             params = dataclasses.replace(params, max_tokens=max(DEFAULT_MAX_TOKENS, params.min_tokens))
@@ -84,7 +86,8 @@ class RequestMaker:
                 f"a row must have exactly one of {', '.join(map(repr, _PROMPT_KEYS))}, but this one has {given or 'none'}"
             )
         key = given[0]
-        prompt, tools = fields[key], fields.get("tools")
+        prompt = fields[key]
+        tools = fields.get("tools")
         if key == "prompt":
             if not isinstance(prompt, str):
                 raise InvalidRequestError(f"prompt is a {type(prompt).__name__}; it must be a string")
@@ -97,7 +100,9 @@ class RequestMaker:
                 "a row with 'tools' must have 'messages', because only a chat template can show tools"
             )
         token_ids: Any = as_integers(prompt)  # Any: checked by the engine
-        return {"prompt": prompt} if key == "prompt" else {"prompt_token_ids": token_ids}
+        if key == "prompt":
+            return {"prompt": prompt}
+        return {"prompt_token_ids": token_ids}
 
 
 def run_batch(
@@ -151,8 +156,9 @@ def has_chat_template(engine: LLMEngine) -> bool:
 def unbounded(params: SamplingParams) -> SamplingParams:
     """Returns the model's sampling defaults, but with `max_tokens` None (no limit) instead of 16, the default of
     `SamplingParams`."""
-    is_given = params.max_tokens != SamplingParams().max_tokens
-    return params if is_given else dataclasses.replace(params, max_tokens=None)
+    if params.max_tokens != SamplingParams().max_tokens:
+        return params
+    return dataclasses.replace(params, max_tokens=None)
 
 
 def to_json(row: InputRow, output: RequestOutput, *, with_token_ids: bool) -> dict[str, Any]:  # Any: JSON
@@ -184,7 +190,9 @@ def to_json(row: InputRow, output: RequestOutput, *, with_token_ids: bool) -> di
 
 def row_key(row: InputRow) -> dict[str, Any]:
     """The fields of an output row that identify the input row: its line number, and its id if it has an id."""
-    return {"row": row.number} if row.id is None else {"row": row.number, "id": row.id}
+    if row.id is None:
+        return {"row": row.number}
+    return {"row": row.number, "id": row.id}
 
 
 def _logprobs_to_json(logprobs: dict[int, Logprob]) -> list[dict[str, Any]]:

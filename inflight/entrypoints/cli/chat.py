@@ -16,7 +16,7 @@ from inflight.entrypoints.cli.layered import source_of
 from inflight.entrypoints.cli.terminal import TextStream
 from inflight.errors import InvalidRequestError
 from inflight.logs import escape_controls
-from inflight.sampling_params import SamplingParams
+from inflight.sampling_params import LOGPROBS_PARAMETERS, SamplingParams
 from inflight.setting import settings_of
 from inflight.structured_outputs_params import StructuredOutputsParams
 
@@ -54,7 +54,7 @@ def chat(
     In the conversation: /reset forgets all messages but the system message, /exit (or Ctrl-D) leaves, Ctrl-C stops the current
     answer only. Without --max-tokens an answer may fill the rest of the context.
     """
-    if unusable := sorted({"n", "logprobs", "prompt_logprobs"} & sampling.keys()):
+    if unusable := sorted({"n", *LOGPROBS_PARAMETERS} & sampling.keys()):
         raise typer.BadParameter(
             f"{unusable[0]} cannot be used here, because a chat shows only the text of one answer: use `inflight generate`"
         )

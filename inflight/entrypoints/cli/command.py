@@ -230,7 +230,9 @@ def wrong_value(where: str, value: object, error: typer.BadParameter) -> str:
         return f"{where}: {message}"
     match = re.match(r"Input should be (.*?)(, unable .*)?$", message)
     allowed = "" if match is None else _ALLOWED.get(match[1], match[1])
-    return f"{where}: {value!r} should be {allowed}" if allowed else f"{where}: {value!r}: {message}"
+    if allowed:
+        return f"{where}: {value!r} should be {allowed}"
+    return f"{where}: {value!r}: {message}"
 
 
 def tell(kind: str, text: str) -> None:

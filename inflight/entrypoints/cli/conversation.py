@@ -39,7 +39,8 @@ class Conversation(ABC):
             InvalidRequestError: the message cannot be answered. It is left out of the conversation.
         """
         messages = [*self._messages, {"role": "user", "content": text}]
-        answer, finished = "", True
+        answer = ""
+        finished = True
         with closing(self._answers(messages)) as answers, InterruptFlag() as interrupt:
             for answer in answers:
                 stream.update(answer)
@@ -70,7 +71,8 @@ class EngineConversation(Conversation):
     def _answers(self, messages: list[Message]) -> Generator[str, None, None]:
         from inflight.engine.request.request_state import RequestOutputKind  # loads numpy
 
-        request_id, finished = next(self._request_ids), False
+        request_id = next(self._request_ids)
+        finished = False
         self._engine.add_request(
             request_id,
             {"prompt_token_ids": self._engine.render_chat(messages)},

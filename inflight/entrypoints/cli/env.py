@@ -112,7 +112,8 @@ def kernel_facts(read_wanted: Callable[[], str]) -> dict[str, Any]:
     from inflight.kernels.cpu.library import INSTRUCTION_SETS, KernelsUnavailableError, open_kernels  # loads torch
 
     folder = Path(inflight.__file__).parent / "kernels" / "cpu"
-    facts: dict[str, Any] = {"built": [name for name in INSTRUCTION_SETS if (folder / f"_{name}.so").is_file()]}
+    built = [name for name in INSTRUCTION_SETS if (folder / f"_{name}.so").is_file()]
+    facts: dict[str, Any] = {"built": built}
     try:
         wanted = read_wanted()
         if wanted == "off":
@@ -198,7 +199,9 @@ def _fields(text: str, separator: str) -> list[tuple[str, str]]:
 
 
 def _gibibytes(kibibytes: str | None) -> str | None:
-    return None if kibibytes is None else f"{int(kibibytes.split()[0]) / 2**20:.1f} GiB"
+    if kibibytes is None:
+        return None
+    return f"{int(kibibytes.split()[0]) / 2**20:.1f} GiB"
 
 
 def _read(path: Path) -> str:

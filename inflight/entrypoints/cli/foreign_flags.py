@@ -195,7 +195,8 @@ def sort_out(arguments: Sequence[str], own: Mapping[str, str]) -> tuple[list[str
     """
     found: list[str] = []
     notes: list[str] = []
-    rest, has_model = list(arguments), False
+    rest = list(arguments)
+    has_model = False
     while rest:
         argument = rest.pop(0)
         if argument == "--":
@@ -252,7 +253,9 @@ def _translate(flag: str, own: Collection[str]) -> str:
         if flag == name and "=" in ours and ours.partition("=")[0] in own:
             return ours
         if ours in own and flag in (name, name.replace("--", "--no-", 1)):
-            return flag.replace(name.lstrip("-"), ours.lstrip("-")) + mark if name.startswith("--") else ours
+            if not name.startswith("--"):
+                return ours
+            return flag.replace(name.lstrip("-"), ours.lstrip("-")) + mark
     return flag
 
 
@@ -284,4 +287,6 @@ def _json_list(text: str) -> list[str]:
         found = json.loads(text)
     except ValueError:
         return [text]
-    return found if isinstance(found, list) and all(isinstance(entry, str) for entry in found) else [text]
+    if isinstance(found, list) and all(isinstance(entry, str) for entry in found):
+        return found
+    return [text]

@@ -18,6 +18,7 @@ from inflight.entrypoints.cli.terminal import CompletionPrinter, InterruptFlag
 from inflight.entrypoints.json_lines import row_to_json
 from inflight.errors import InvalidRequestError
 from inflight.outputs import RequestOutput
+from inflight.sampling_params import LOGPROBS_PARAMETERS
 
 if TYPE_CHECKING:
     from inflight.entrypoints.llm_engine import LLMEngine
@@ -130,7 +131,7 @@ def _check_usage(
         raise typer.BadParameter(
             "--output and --overwrite need --input; to get results of --prompt as JSON, give --json"
         )
-    if input is None and not as_json and {"logprobs", "prompt_logprobs"} & sampling.keys():
+    if input is None and not as_json and sampling.keys() & LOGPROBS_PARAMETERS:
         raise typer.BadParameter("--logprobs and --prompt-logprobs need results in JSON: add --json, or use --input")
     if input is None or input == STANDARD_STREAM:
         return

@@ -83,7 +83,9 @@ def _where(context: Any, name: str) -> str:  # Any: as above
     source = source_of(context, name)
     if source == "ENVIRONMENT":
         return f"{context.auto_envvar_prefix}_{name.upper()}"
-    return f"{name} in {context.params['config']}" if source == "DEFAULT_MAP" else f"--{name.replace('_', '-')}"
+    if source == "DEFAULT_MAP":
+        return f"{name} in {context.params['config']}"
+    return f"--{name.replace('_', '-')}"
 
 
 def source_of(context: typer.Context, name: str) -> str:
@@ -104,7 +106,9 @@ def checked(context: typer.Context, kind: Callable[..., _T], values: Mapping[str
 
     def add_source(match: re.Match[str]) -> str:
         is_elsewhere = source_of(context, match[1]) in ("ENVIRONMENT", "DEFAULT_MAP")
-        return f"{match[0]} ({_where(context, match[1])})" if is_elsewhere else match[0]
+        if is_elsewhere:
+            return f"{match[0]} ({_where(context, match[1])})"
+        return match[0]
 
     try:
         return kind(**values)

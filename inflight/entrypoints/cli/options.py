@@ -67,7 +67,8 @@ class Options:
         hint: Any = setting.type or str  # Any: a type
         default = None if setting.element is not None or self.only_given else setting.default
         takes_none = setting.is_optional and default is not None
-        dashed, parse = (setting.option or setting.name).replace("_", "-"), setting.parse
+        dashed = (setting.option or setting.name).replace("_", "-")
+        parse = setting.parse
         flags = (f"--{dashed}", setting.short) if setting.short else setting.flags
         if setting.element is not None:
             hint = list[setting.element]  # type: ignore[name-defined]  # a type that is known at run time only

@@ -39,7 +39,9 @@ class ResultFile:
                 raise
 
     def is_done(self, row: InputRow) -> bool:
-        return row.number in self._done_rows if row.id is None else row.id in self._done_ids
+        if row.id is None:
+            return row.number in self._done_rows
+        return row.id in self._done_ids
 
     def write(self, result: dict[str, Any]) -> None:  # Any: JSON
         """Append one row, and hand it to the operating system at once."""

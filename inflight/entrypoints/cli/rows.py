@@ -38,7 +38,9 @@ def open_input(path: Path) -> AbstractContextManager[IO[bytes]]:
         ConfigError: the file cannot be read.
     """
     try:
-        return nullcontext(sys.stdin.buffer) if path == STANDARD_STREAM else path.open("rb")
+        if path == STANDARD_STREAM:
+            return nullcontext(sys.stdin.buffer)
+        return path.open("rb")
     except OSError as error:
         raise ConfigError(f"--input {path} cannot be read: {error.strerror}") from error
 

@@ -73,7 +73,8 @@ class CompletionPrinter:
 
     def _header(self) -> None:
         if len(self._prompts) > 1:
-            self._file.write(f"{'' if self._turn == 0 else chr(10)}> {self._prompts[self._turn]}\n")
+            gap = "" if self._turn == 0 else "\n"
+            self._file.write(f"{gap}> {self._prompts[self._turn]}\n")
 
 
 class InterruptFlag:

@@ -1,1 +1,1 @@
-"""Ollama's HTTP interface (/api/...). Requests become chats and completions of `entrypoints/openai`."""
+"""Ollama's HTTP interface (/api/...)."""

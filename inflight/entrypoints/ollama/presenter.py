@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from inflight.entrypoints.fields.messages import read_arguments
+from inflight.entrypoints.http.errors import ApiError
+from inflight.entrypoints.http.presenter import AnswerTo, Presenter, events_of
 from inflight.entrypoints.json_lines import to_json
-from inflight.entrypoints.openai.errors import ApiError
-from inflight.entrypoints.openai.messages import read_arguments
-from inflight.entrypoints.openai.presenter import AnswerTo, Presenter, events_of
-from inflight.entrypoints.serve.error_form import ollama_error
+from inflight.entrypoints.ollama.api import error_form
 from inflight.errors import EngineClosedError
 from inflight.interface.events import ContentDelta, ToolArgumentsDelta, ToolCallStart
 from inflight.outputs import CompletionOutput, RequestOutput
@@ -67,7 +67,7 @@ class OllamaPresenter(Presenter):
         return self.line(self._head, Piece(), **self._end)
 
     def failure(self, error: ApiError) -> bytes:
-        return error.body(ollama_error) + b"\n"
+        return error.body(error_form) + b"\n"
 
     def keep_alive(self) -> bytes:
         """JSON has no comments, so this is a piece without text."""
@@ -78,7 +78,8 @@ class OllamaPresenter(Presenter):
     def body(self, outputs: Sequence[RequestOutput]) -> bytes:
         (output,) = outputs
         pieces = list(self._pieces(output))
-        text, thought = "".join(piece.text for piece in pieces), "".join(piece.thought for piece in pieces)
+        text = "".join(piece.text for piece in pieces)
+        thought = "".join(piece.thought for piece in pieces)
         calls = tuple(call for piece in pieces for call in piece.calls)
         return self.line(self._head, Piece(text, thought, calls), **self._end)
 
@@ -97,7 +98,8 @@ class OllamaPresenter(Presenter):
                 continue
             yield from self._finished_call()
             if isinstance(event, ToolCallStart):
-                self._call, self._arguments = event, ""
+                self._call = event
+                self._arguments = ""
             else:
                 yield Piece(text=event.text) if isinstance(event, ContentDelta) else Piece(thought=event.text)
         if choice.finish_reason is not None:
@@ -115,7 +117,8 @@ class OllamaPresenter(Presenter):
         """The members of the last line: how the answer ended, numbers of tokens, and nanoseconds."""
         if choice.finish_reason == "abort":
             raise EngineClosedError("the server is shutting down")
-        times, spans = output.metrics, [0, 0, 0, 0]
+        times = output.metrics
+        spans = [0, 0, 0, 0]
         if times is not None:
             points = (times.arrival_time, times.first_scheduled_time, times.first_token_time, times.finished_time)
             pairs = ((0, 3), (0, 1), (1, 2), (2, 3))

@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from inflight.entrypoints.openai.constraint_fields import ConstraintFields, Constraints
-from inflight.entrypoints.openai.messages import MAX_MESSAGES, Calls, Role, ToolName, Tools, result_text
-from inflight.entrypoints.openai.sampling_fields import MAX_INT, SamplingFields, sampling_field
-from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
+from inflight.entrypoints.fields.constraint_fields import ConstraintFields, Constraints
+from inflight.entrypoints.fields.messages import MAX_MESSAGES, Calls, Role, ToolName, Tools, result_text
+from inflight.entrypoints.fields.sampling_fields import MAX_INT, SamplingFields, sampling_field
+from inflight.entrypoints.fields.strict_model import StrictModel, neutral, no_effect, optional
 
 Images = Annotated[
     list[Any] | None,

@@ -9,8 +9,14 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
+from inflight.entrypoints.fields.offered_tools import places_of_functions
+from inflight.entrypoints.http.errors import ApiError
+from inflight.entrypoints.http.field_names import FieldNames
+from inflight.entrypoints.http.respond import add_post, error_responses, respond
+from inflight.entrypoints.http.server import ApiServer
+from inflight.entrypoints.http.text_prompts import find_fim_tokens
 from inflight.entrypoints.json_lines import to_json
-from inflight.entrypoints.ollama import answers
+from inflight.entrypoints.ollama import bodies
 from inflight.entrypoints.ollama.presenter import (
     OllamaChatPresenter,
     OllamaPresenter,
@@ -20,10 +26,6 @@ from inflight.entrypoints.ollama.presenter import (
 )
 from inflight.entrypoints.ollama.protocol import AnswerRequest, ChatRequest, GenerateRequest, PullRequest, ShowRequest
 from inflight.entrypoints.ollama.translation import served_name, validate_answer
-from inflight.entrypoints.openai.completions import find_fim_tokens
-from inflight.entrypoints.openai.errors import ApiError
-from inflight.entrypoints.openai.generation_routes import add_post, error_responses, respond
-from inflight.entrypoints.openai.server import ApiServer
 
 # Clients ask for the version of Ollama, and refuse one that is older than they need. Ollama has had all the endpoints below
 # since this version or earlier.
@@ -33,12 +35,20 @@ _TEXTS = dict[str, str]  # the type of {"error": text} and of {"status": text}
 _ERRORS = error_responses(_TEXTS, "503")
 
 
-def add_ollama_routes(app: FastAPI, server: ApiServer) -> None:
+def add_routes(app: FastAPI, server: ApiServer) -> None:
+    _add_generation_routes(app, server)
+    _add_description_routes(app, server)
+
+
+def _add_generation_routes(app: FastAPI, server: ApiServer) -> None:
     """Add the endpoints that generate text, and `pull`."""
 
     def answer(body: AnswerRequest, request: Request, presenter: type[OllamaPresenter], *, is_empty: bool) -> Response:
         if not is_empty:
-            return respond(server, request, body, partial(validate_answer, server, body), presenter)
+            names = FieldNames(body, prompt="prompt")
+            if isinstance(body, ChatRequest):
+                names = FieldNames(body, functions=places_of_functions(body.tools))
+            return respond(server, request, body, partial(validate_answer, server, body), presenter, names)
         known = served_name(server, body.model)
         headers = server.ignored_fields.header(server.ignored_fields.take_out(body))
         line = presenter.line(head_of(body.model or known), Piece(), done_reason="load")
@@ -69,19 +79,20 @@ def add_ollama_routes(app: FastAPI, server: ApiServer) -> None:
         "description": "A line of JSON for each piece.",
         "content": {OllamaPresenter.media_type: {}},
     }
-    add_post(app, "/api/chat", chat, {"model": answers.ChatAnswer, **lines}, _ERRORS)
-    add_post(app, "/api/generate", generate, {"model": answers.GeneratedText, **lines}, _ERRORS)
+    add_post(app, "/api/chat", chat, {"model": bodies.ChatAnswer, **lines}, _ERRORS)
+    add_post(app, "/api/generate", generate, {"model": bodies.GeneratedText, **lines}, _ERRORS)
     add_post(app, "/api/pull", pull, {"model": _TEXTS, **lines}, _ERRORS)
     for path in ("embed", "embeddings"):
         app.add_api_route(f"/api/{path}", embed, methods=["POST"], include_in_schema=False)
 
 
-def add_description_routes(app: FastAPI, server: ApiServer) -> None:
+def _add_description_routes(app: FastAPI, server: ApiServer) -> None:
     """Add the endpoints that describe the one model that is served."""
-    model, engine = server.engine.model, server.engine
+    model = server.engine.model
+    engine = server.engine
     modified_at = datetime.fromtimestamp(server.created, UTC).isoformat()
     family = model.architecture.name.removesuffix("ForCausalLM").lower()
-    details: answers.ModelDetails = {
+    details: bodies.ModelDetails = {
         "parent_model": "",
         "format": "gguf" if model.load_format == "gguf" else "safetensors",
         "family": family,
@@ -90,7 +101,7 @@ def add_description_routes(app: FastAPI, server: ApiServer) -> None:
         "quantization_level": model.dtype,
     }
 
-    def entry(name: str) -> answers.ModelEntry:
+    def entry(name: str) -> bodies.ModelEntry:
         return {
             "name": name,
             "model": name,
@@ -100,7 +111,7 @@ def add_description_routes(app: FastAPI, server: ApiServer) -> None:
             "details": details,
         }
 
-    async def show(body: ShowRequest, response: Response) -> answers.ShownModel:
+    async def show(body: ShowRequest, response: Response) -> bodies.ShownModel:
         response.headers.update(server.ignored_fields.header(server.ignored_fields.take_out(body)))
         name = served_name(server, body.model or body.name)
         can_insert = engine.tokenizer is not None and find_fim_tokens(engine.tokenizer) is not None
@@ -130,10 +141,10 @@ def add_description_routes(app: FastAPI, server: ApiServer) -> None:
     async def version() -> dict[str, str]:
         return {"version": API_VERSION}
 
-    async def tags() -> answers.Models:
+    async def tags() -> bodies.Models:
         return {"models": [entry(name) for name in server.model_names]}
 
-    async def running() -> answers.RunningModels:
+    async def running() -> bodies.RunningModels:
         shown: list[Any] = [entry(name) for name in server.model_names]
         for each in shown:
             each |= {"expires_at": _NEVER, "size_vram": model.num_bytes, "context_length": model.max_model_len}

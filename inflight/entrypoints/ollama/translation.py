@@ -1,20 +1,28 @@
-"""Turns requests to /api/chat and /api/generate into the chat or the completion that means the same."""
+"""Reads requests to /api/chat and /api/generate as a `ChatRequest` or a `TextRequest`."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from inflight.entrypoints.ollama.protocol import AnswerRequest, ChatRequest, GenerateRequest, OllamaMessage, Options
+from inflight.entrypoints.fields.constraint_fields import Constraints
+from inflight.entrypoints.fields.content_parts import check_medium, text_instead
+from inflight.entrypoints.fields.messages import ChatMessage, template_messages
+from inflight.entrypoints.fields.offered_tools import keep_functions, plain_tools, tool_choice_of
+from inflight.entrypoints.fields.parameters import sampling_params
+from inflight.entrypoints.fields.readable_history import make_readable
+from inflight.entrypoints.fields.thinking_fields import unread_variables
+from inflight.entrypoints.http.chat import validate_chat
+from inflight.entrypoints.http.chat_request import ChatPrompt, ChatRequest, TextRequest
+from inflight.entrypoints.http.errors import ApiError
+from inflight.entrypoints.http.server import ApiServer
+from inflight.entrypoints.http.text_prompts import validate_text
+from inflight.entrypoints.http.thinking import thoughts_of
+from inflight.entrypoints.http.validated import Presentation, ValidatedRequest
+from inflight.entrypoints.ollama.protocol import AnswerRequest, GenerateRequest, OllamaMessage, Options
+from inflight.entrypoints.ollama.protocol import ChatRequest as ChatRequestBody
 from inflight.entrypoints.ollama.results import RESULT, name_calls
-from inflight.entrypoints.openai.chat import validate_chat
-from inflight.entrypoints.openai.completions import validate_completion
-from inflight.entrypoints.openai.constraint_fields import ConstraintFields, Constraints
-from inflight.entrypoints.openai.content_parts import check_medium, text_instead
-from inflight.entrypoints.openai.errors import ApiError
-from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
-from inflight.entrypoints.openai.server import ApiServer
-from inflight.entrypoints.openai.validated import ValidatedRequest
+from inflight.sampling_params import SamplingParams
 
 _LATEST = ":latest"
 _IMAGE = "image"
@@ -38,53 +46,81 @@ async def validate_answer(server: ApiServer, body: AnswerRequest) -> ValidatedRe
         ApiError, InvalidRequestError: the request is wrong.
         TokenizerError: the model has no chat template.
     """
-    if isinstance(body, GenerateRequest) and body.images:
-        check_medium(_IMAGE, "images")
-    left_out: list[str] = []
-    given = {"model": served_name(server, body.model), **_common(body, server.engine.model.max_model_len)}
-    if isinstance(body, GenerateRequest) and (body.raw or body.suffix):
-        if body.system:
-            why = "raw" if body.raw else "suffix"
-            raise ApiError(
-                400, f"system: the chat template writes it, and {why} goes without the template; leave it out"
-            )
-        room = server.engine.model.max_model_len
-        asked = CompletionRequest(prompt=body.prompt or "", suffix=body.suffix, **{"max_tokens": room, **given})
-        validated = await validate_completion(server, asked)
-    else:
-        # in a thread, because there may be thousands of messages
-        chat = await asyncio.to_thread(lambda: ChatCompletionRequest(**given, **_conversation(body, left_out)))
-        validated = await validate_chat(server, chat)
-    return replace(
-        validated,
-        presentation=replace(validated.presentation, model=body.model or given["model"]),
-        left_out=(*left_out, *validated.left_out),
+    if isinstance(body, GenerateRequest):
+        if body.images:
+            check_medium(_IMAGE, "images")
+        if body.raw or body.suffix:
+            return await validate_text(server, read_text(server, body))
+    return await validate_chat(server, partial(read_chat, server, body))
+
+
+def read_text(server: ApiServer, body: GenerateRequest) -> TextRequest:
+    model = served_name(server, body.model)
+    if body.system:
+        why = "raw" if body.raw else "suffix"
+        raise ApiError(400, f"system: the chat template writes it, and {why} goes without the template; leave it out")
+    thoughts = thoughts_of(body)
+    return TextRequest(
+        prompts=(body.prompt or "",),
+        suffix=body.suffix or "",
+        params=_sampling_params(server, body, default_max_tokens=server.engine.model.max_model_len),
+        thoughts=thoughts,
+        presentation=_presentation(body, model),
+        left_out=unread_variables(body.chat_template_kwargs),
     )
 
 
-def _common(body: AnswerRequest, max_model_len: int) -> dict[str, Any]:
+def read_chat(server: ApiServer, body: AnswerRequest) -> ChatRequest:
+    """
+    Raises:
+        FieldError: the client asks about images.
+        ApiError, InvalidRequestError: the request is wrong.
+    """
+    model = served_name(server, body.model)
+    left_out: list[str] = []
+    messages, unread = make_readable(_conversation(body, left_out))
+    functions, others = keep_functions(body.tools if isinstance(body, ChatRequestBody) else None)
+    tools = plain_tools(functions)
+    thoughts = thoughts_of(body)
+    return ChatRequest(
+        prompt=ChatPrompt(messages=template_messages(messages), tools=tools, variables=body.chat_template_kwargs or {}),
+        tool_choice=tool_choice_of(tools, None),
+        params=_sampling_params(server, body, default_max_tokens=None),
+        thoughts=thoughts,
+        presentation=replace(_presentation(body, model), reasoning=not body.hides_reasoning),
+        left_out=(*left_out, *unread, *others),
+    )
+
+
+def _sampling_params(server: ApiServer, body: AnswerRequest, *, default_max_tokens: int | None) -> SamplingParams:
+    """The options that draw the tokens are in `options`; the constraints may also be beside it."""
     names = Options.model_fields.keys() - Constraints.model_fields.keys()
     options = {} if body.options is None else {name: getattr(body.options, name) for name in names}
-    given: dict[str, Any] = {_NAMES.get(name, name): value for name, value in options.items() if value is not None}
-    if given.get("max_tokens", 1) < 1:
-        given["max_tokens"] = max_model_len  # it is cut to the room in the context
-    given |= {name: getattr(body, name) for name in ConstraintFields.model_fields}  # also those in `options`
-    return {**given, "stream": body.stream is not False}
+    set_options = {name: value for name, value in options.items() if value is not None}
+    given: dict[str, Any] = {_NAMES.get(name, name): value for name, value in set_options.items()}
+    max_tokens = given.pop("max_tokens", default_max_tokens)
+    if max_tokens is not None and max_tokens < 1:
+        max_tokens = server.engine.model.max_model_len  # it is cut to the room in the context
+    return sampling_params(body, server.engine.default_params, max_tokens=max_tokens, **given)
 
 
-def _conversation(body: AnswerRequest, left_out: list[str]) -> dict[str, Any]:
-    """The fields of a chat that completions do not have. `left_out` gets the names of the fields that the model does not see,
-    for the answer's header.
+def _presentation(body: AnswerRequest, model: str) -> Presentation:
+    return Presentation(model=body.model or model, stream=body.stream is not False)
+
+
+def _conversation(body: AnswerRequest, left_out: list[str]) -> list[ChatMessage]:
+    """`left_out` gets the names of the fields that the model does not see, for the answer's header.
 
     Raises:
         FieldError: the client asks about images.
     """
-    fields: dict[str, Any] = {}
-    if isinstance(body, ChatRequest):
-        return {**fields, "messages": _messages(body.messages or (), left_out), "tools": body.tools or None}
-    assert isinstance(body, GenerateRequest)
-    texts = {"system": body.system, "user": body.prompt}
-    return {**fields, "messages": [{"role": role, "content": text} for role, text in texts.items() if text]}
+    if isinstance(body, ChatRequestBody):
+        found = _messages(body.messages or (), left_out)
+    else:
+        assert isinstance(body, GenerateRequest)
+        texts = {"system": body.system, "user": body.prompt}
+        found = [{"role": role, "content": text} for role, text in texts.items() if text]
+    return [ChatMessage.model_validate(message) for message in found]
 
 
 def _messages(messages: Sequence[OllamaMessage], left_out: list[str]) -> list[dict[str, Any]]:

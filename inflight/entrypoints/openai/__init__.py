@@ -1,1 +1,1 @@
-"""OpenAI's HTTP interface: the models of requests, the checks of requests, and the answers, streamed or whole."""
+"""OpenAI's HTTP interface: chats, completions and models."""

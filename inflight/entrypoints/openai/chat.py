@@ -1,100 +1,88 @@
-"""POST /v1/chat/completions: checks, renders and tokenises a `ChatCompletionRequest` into a `ValidatedRequest`."""
+"""POST /v1/chat/completions: reads a `ChatCompletionRequest` as a `ChatRequest`."""
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
-from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.offered_tools import keep_functions, tool_choice_of, use_newer_fields
-from inflight.entrypoints.openai.protocol import ChatCompletionRequest
-from inflight.entrypoints.openai.readable_history import make_readable
-from inflight.entrypoints.openai.rendering import plain_tools, render_messages
-from inflight.entrypoints.openai.server import ApiServer
-from inflight.entrypoints.openai.thinking import Thoughts, thoughts_of
-from inflight.entrypoints.openai.validated import TokenPrompt, ValidatedRequest
+from inflight.entrypoints.fields.field_error import FieldError
+from inflight.entrypoints.fields.messages import template_messages
+from inflight.entrypoints.fields.offered_tools import (
+    keep_functions,
+    neutral_choice,
+    places_of_functions,
+    plain_tools,
+    tool_choice_of,
+)
+from inflight.entrypoints.fields.readable_history import make_readable
+from inflight.entrypoints.http.chat_request import ChatPrompt, ChatRequest
+from inflight.entrypoints.http.field_names import FieldNames
+from inflight.entrypoints.http.server import ApiServer
+from inflight.entrypoints.http.thinking import thoughts_of
+from inflight.entrypoints.openai.older_fields import use_newer_fields
+from inflight.entrypoints.openai.protocol import ChatCompletionRequest, ChatTemplateFields
 from inflight.entrypoints.written_answer import REASONING_FIELDS
-from inflight.interface.request import AnswerFrame
-from inflight.parsers.output_parser import OutputParser
-from inflight.parsers.reasoning import Opening, answer_frame, find_opening
-from inflight.parsers.selector import call_beginnings, create_output_parser, reasoning_markup
-from inflight.parsers.tool_choice import ToolChoice, constrain_tools
 from inflight.sampling_params import SamplingParams
-from inflight.structured_outputs_params import JSON_CONSTRAINTS
-
-_REASONING_TAIL = 16  # tokens at the end of the prompt: a tag in them may switch the reasoning on or off
 
 
-async def validate_chat(
-    server: ApiServer,
-    body: ChatCompletionRequest,
-    *,
-    hidden_tools: frozenset[str] = frozenset(),
-    thoughts: Thoughts | None = None,
-) -> ValidatedRequest:
-    """Check, render and tokenise a chat request. No generation is started.
-
-    Args:
-        hidden_tools: names of tools that the template does not list, because the messages describe them.
-        thoughts: what the request of another API says about thinking. Default: what the fields of `body` say.
-
+def read_chat(server: ApiServer, body: ChatCompletionRequest) -> ChatRequest:
+    """
     Raises:
         ApiError, InvalidRequestError: the request is wrong.
     """
     model = server.check_model(body.model)
     body.check_stream()
-    left_out = make_readable(body)
-    tools_left_out = keep_functions(body)
+    messages, left_out = make_readable(body.messages)
+    body.tools, others = keep_functions(body.tools)
     use_newer_fields(body)
-    tool_choice = tool_choice_of(body, tools_left_out)
-    thoughts = thoughts_of(body) if thoughts is None else thoughts
-    params, tools = await asyncio.to_thread(_constrain, server, body, tool_choice)
-    params, ignored = thoughts.bound(params, server.parsers, writes_efforts=server.writes_efforts)
-    listed = [tool for tool in tools or () if tool["function"]["name"] not in hidden_tools]
-    token_ids = await render_messages(server, body, listed or None, _template_kwargs(body, thoughts))
-    token_ids = body.truncate_prompt(token_ids, server.engine.model.max_model_len)
-    default = server.engine.default_max_tokens
-    if params.max_tokens is None and default is not None:
-        # As in vLLM, max_tokens of generation_config.json is the default. Without it an answer may fill the context.
-        params = replace(params, max_tokens=default)
-    make_parser, frame = await _reading(server, body, tools, token_ids, params)
-    if make_parser is not None and make_parser().needs_special_tokens:
-        params = replace(params, skip_special_tokens=False)
-    return ValidatedRequest(
-        prompts=(TokenPrompt(token_ids, None),),
-        params=params,
+    tools = plain_tools(body.tools)
+    field = "tool_choice" if body.function_call is None else "function_call"
+    tool_choice = tool_choice_of(tools, neutral_choice(body.tool_choice), others, field)
+    thoughts = thoughts_of(body)
+    return ChatRequest(
+        prompt=replace(prompt_of(body), messages=template_messages(messages), tools=tools),
+        tool_choice=tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        params=_sampling_params(server, body),
+        thoughts=thoughts,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        thinks_first=not body.continue_final_message,
-        answer_frame=frame,
-        make_parser=make_parser,
         presentation=replace(
             body.presentation(model, force_usage=server.settings.enable_force_include_usage),
             has_older_calls=bool(body.functions),
             reasoning=not body.hides_reasoning,
             reasoning_fields=() if body.hides_reasoning else REASONING_FIELDS[server.settings.reasoning_field],
         ),
-        left_out=(*left_out, *tools_left_out, *ignored, *(server.tool_support.report() if tools else ())),
+        left_out=(*left_out, *others),
     )
 
 
-def _constrain(
-    server: ApiServer, body: ChatCompletionRequest, tool_choice: ToolChoice
-) -> tuple[SamplingParams, list[dict[str, Any]] | None]:
-    """Returns the sampling parameters, and the tools as JSON objects or None. Call it in a thread, because the schemas of tools
-    may have megabytes."""
-    tools = None if tool_choice == "none" else plain_tools(body.tools)
-    params = _sampling_params(server, body)
-    if tools:
-        params = constrain_tools(
-            params,
-            tools,
-            tool_choice,
-            parallel_tool_calls=body.parallel_tool_calls is not False,
-            markup=server.parsers.markup,
-        )
-    return params, tools
+def chat_names(body: ChatCompletionRequest) -> FieldNames:
+    """How the request calls the parameters of the `ChatRequest`, before it is read."""
+    older = [f"functions[{i}]" for i in range(len(body.functions or ()))]
+    return FieldNames(body, functions=places_of_functions(body.tools) or older)
+
+
+def read_prompt(body: ChatTemplateFields) -> tuple[ChatPrompt, list[str]]:
+    """The prompt of a chat that is not answered, and the names of what is left out of it.
+
+    Raises:
+        FieldError: the client asks about a medium, or a message has no content.
+    """
+    messages, left_out = make_readable(body.messages or ())
+    tools, others = keep_functions(body.tools)
+    prompt = replace(prompt_of(body), messages=template_messages(messages), tools=plain_tools(tools))
+    return prompt, [*left_out, *others]
+
+
+def prompt_of(body: ChatTemplateFields) -> ChatPrompt:
+    """What the request says about the template, without messages and tools."""
+    return ChatPrompt(
+        messages=(),
+        documents=body.documents,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
+        add_special_tokens=bool(body.add_special_tokens),
+        variables=body.chat_template_kwargs or {},
+    )
 
 
 def _sampling_params(server: ApiServer, body: ChatCompletionRequest) -> SamplingParams:
@@ -108,53 +96,4 @@ def _sampling_params(server: ApiServer, body: ChatCompletionRequest) -> Sampling
         server.engine.default_params,
         max_tokens=server.engine.model.max_model_len if most == -1 else most,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        prompt_logprobs=body.prompt_logprobs,
     )
-
-
-def _template_kwargs(body: ChatCompletionRequest, thoughts: Thoughts) -> dict[str, Any]:
-    """The variables for the template: the request's chat_template_kwargs, and those that the templates of gpt-oss and Qwen read
-    for an effort. If both set a variable, chat_template_kwargs has precedence."""
-    return {**thoughts.template_variables, **(body.chat_template_kwargs or {})}
-
-
-async def _reading(
-    server: ApiServer,
-    body: ChatCompletionRequest,
-    tools: list[dict[str, Any]] | None,
-    token_ids: list[int],
-    params: SamplingParams,
-) -> tuple[Callable[[], OutputParser] | None, AnswerFrame | None]:
-    """Returns a function that makes a parser for the text of one choice, and the frame of the text. The first is None if the
-    model's text needs no parser, because it is all content."""
-    tool_parser = server.parsers.tool if tools else None
-    reasoning_parser = server.parsers.reasoning
-    if tool_parser is None and reasoning_parser is None:
-        return None, None
-    markup, opening = reasoning_markup(reasoning_parser), Opening.NONE
-    if markup is not None:
-        prompt_end = await server.engine.decode(token_ids[-_REASONING_TAIL:])
-        begun = body.messages[-1].text if body.messages and body.continue_final_message else None
-        opening = find_opening(markup, prompt_end, begun)
-    constraint = params.structured_outputs
-    only_calls = bool(tools) and body.tool_choice not in (None, "none", "auto")
-    keeps_blanks = False
-    if constraint is None:
-        frame = answer_frame(markup, opening, is_constrained=False)
-    else:
-        # without a grammar for calls, a call may still come instead of JSON
-        may_call = body.tool_choice in (None, "auto") and constraint.constraint in ("json", "json_object")
-        frame = answer_frame(markup, opening, call_beginnings(tool_parser) if may_call else (), only_calls=only_calls)
-        keeps_blanks = constraint.constraint not in JSON_CONSTRAINTS  # JSON may begin with any white space
-    make_parser = partial(
-        create_output_parser,
-        tool_parser,
-        reasoning_parser,
-        tools=tools,
-        opening=opening,
-        is_constrained=constraint is not None,
-        keeps_blanks=keeps_blanks,
-        only_calls=only_calls,
-        max_tool_calls=1 if body.parallel_tool_calls is False else None,
-    )
-    return make_parser, frame

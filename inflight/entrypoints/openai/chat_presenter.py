@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from inflight.entrypoints.openai.logprobs import PositionLogprobs, chat_logprobs, prompt_logprobs
-from inflight.entrypoints.openai.presenter import AnswerTo, ChunkPresenter, finish_reason_of
-from inflight.entrypoints.openai.responses import (
+from inflight.entrypoints.http.logprobs import PositionLogprobs, chat_logprobs
+from inflight.entrypoints.http.presenter import AnswerTo
+from inflight.entrypoints.openai.bodies import (
     AnswerMessage,
     ChatChoice,
     ChatChunkChoice,
@@ -14,6 +14,8 @@ from inflight.entrypoints.openai.responses import (
     FunctionCallDelta,
     MessageDelta,
 )
+from inflight.entrypoints.openai.chunk_presenter import ChunkPresenter, finish_reason_of
+from inflight.entrypoints.openai.logprobs import shown_parts
 from inflight.entrypoints.written_answer import written_answer
 from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from inflight.outputs import CompletionOutput, RequestOutput
@@ -46,8 +48,7 @@ class ChatPresenter(ChunkPresenter):
         more: dict[str, Any] = {}  # Any: JSON
         if self._presentation.return_token_ids:
             more["prompt_token_ids"] = output.prompt_token_ids
-        if self._presentation.prompt_logprobs and output.prompt_logprobs is not None:
-            more["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        more |= shown_parts(self._presentation.parts, output)
         return self._body([self._choice(choice) for choice in output.outputs], outputs, **more)
 
     # -- a stream ------------------------------------------------------------------------------------------------------
@@ -129,7 +130,8 @@ class ChatPresenter(ChunkPresenter):
         return found
 
     def _message(self, events: Iterable[Event]) -> AnswerMessage:
-        shown, answer = self._presentation, written_answer(events)
+        shown = self._presentation
+        answer = written_answer(events)
         message = answer.as_message(shown.reasoning_fields, has_older_calls=shown.has_older_calls)
         content = None if answer.calls and not answer.content else answer.content
         return cast("AnswerMessage", {**message, "content": content, "refusal": None})
@@ -137,7 +139,9 @@ class ChatPresenter(ChunkPresenter):
     def _finish_reason(self, choice: CompletionOutput, has_call: bool) -> FinishReason | None:
         if choice.finish_reason != "stop" or not has_call:
             return finish_reason_of(choice)
-        return "function_call" if self._presentation.has_older_calls else "tool_calls"
+        if self._presentation.has_older_calls:
+            return "function_call"
+        return "tool_calls"
 
 
 def _has_call(events: Iterable[Event]) -> bool:

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
-from inflight.entrypoints.openai.logprobs import CompletionLogprobs, PositionLogprobs, prompt_logprobs
-from inflight.entrypoints.openai.presenter import AnswerTo, ChunkPresenter, finish_reason_of
-from inflight.entrypoints.openai.responses import CompletionChoice
+from inflight.entrypoints.http.logprobs import PositionLogprobs
+from inflight.entrypoints.http.presenter import AnswerTo
+from inflight.entrypoints.openai.bodies import CompletionChoice
+from inflight.entrypoints.openai.chunk_presenter import ChunkPresenter, finish_reason_of
+from inflight.entrypoints.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from inflight.outputs import CompletionOutput, RequestOutput
 
 
@@ -17,7 +19,8 @@ class CompletionPresenter(ChunkPresenter):
 
     def __init__(self, to: AnswerTo) -> None:
         super().__init__(to)
-        self._prompts, self._n = to.request.prompts, to.request.params.n
+        self._prompts = to.request.prompts
+        self._n = to.request.params.n
         self._logprobs: dict[int, CompletionLogprobs] = {}  # by choice number; made at the choice's first output
         # The log-probabilities of prompts, by prompt index. The engine sends them only once, but every choice may need them.
         self._prompt_rows: dict[int, Sequence[PositionLogprobs | None]] = {}
@@ -35,14 +38,17 @@ class CompletionPresenter(ChunkPresenter):
     def _choices(self, prompt_index: int, output: RequestOutput) -> list[CompletionChoice]:
         if self._presentation.prompt_only:  # the engine always draws at least one token, so hide this token
             for choice in output.outputs:
-                choice.text, choice.token_ids, choice.stop_reason = "", [], None
+                choice.text = ""
+                choice.token_ids = []
+                choice.stop_reason = None
                 choice.logprobs = None if choice.logprobs is None else []
         if output.prompt_logprobs is not None:
             self._prompt_rows[prompt_index] = output.prompt_logprobs
         return [self._choice(prompt_index, output, choice) for choice in output.outputs]
 
     def _choice(self, prompt_index: int, output: RequestOutput, choice: CompletionOutput) -> CompletionChoice:
-        shown, prompt = self._presentation, self._prompts[prompt_index]
+        shown = self._presentation
+        prompt = self._prompts[prompt_index]
         index = prompt_index * self._n + choice.index
         logprobs = self._logprobs.get(index)
         is_first = logprobs is None
@@ -66,7 +72,7 @@ class CompletionPresenter(ChunkPresenter):
             presented["token_ids"] = choice.token_ids
             if is_first:
                 presented["prompt_token_ids"] = output.prompt_token_ids
-        if shown.prompt_logprobs and is_first and not shown.stream:
+        if shown.parts and is_first and not shown.stream:
             presented["prompt_logprobs"] = prompt_logprobs(self._prompt_rows.get(prompt_index, ()))
         return presented
 

@@ -4,19 +4,16 @@ The fields have the bounds of `SamplingParams`, so that the OpenAPI document sho
 checks the limits that depend on the model.
 """
 
-from dataclasses import replace
 from typing import Any
 
-from inflight.entrypoints.openai.constraint_fields import ConstraintFields
-from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.sampling_fields import MAX_INT, SamplingFields, sampling_field
-from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
-from inflight.entrypoints.openai.validated import Presentation
+from inflight.entrypoints.fields.constraint_fields import ConstraintFields
+from inflight.entrypoints.fields.field_error import FieldError
+from inflight.entrypoints.fields.parameters import sampling_params
+from inflight.entrypoints.fields.sampling_fields import MAX_INT, MAX_PRIORITY, SamplingFields, sampling_field
+from inflight.entrypoints.fields.strict_model import StrictModel, no_effect, optional
+from inflight.entrypoints.http.validated import Presentation
 from inflight.entrypoints.serve.settings import REQUEST_ID_PATTERN
 from inflight.sampling_params import SamplingParams
-from inflight.setting import settings_of
-
-MAX_PRIORITY = 2**31 - 1
 
 
 class StreamOptions(StrictModel):
@@ -77,21 +74,19 @@ class GenerationFields(ConstraintFields, SamplingFields):
     service_tier: str | None = no_effect("There is only one tier.")
 
     def sampling_params(
-        self, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+        self, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None, echoed: int | None = None
     ) -> SamplingParams:
-        """Returns the model's `defaults` with the values of the fields that the request gives.
+        """Returns the model's `defaults` with the values of the fields that the request gives. `echoed`: how many
+        log-probabilities of the prompt the answer shows before those of its text; None if it shows none.
 
         Raises:
             InvalidRequestError: values are out of bounds, or contradict each other.
         """
-        same = (
-            settings_of(SamplingParams).keys() & type(self).model_fields.keys() - ConstraintFields.model_fields.keys()
+        of_prompt = echoed if self.prompt_logprobs is None else max(self.prompt_logprobs, echoed or 0)
+        transfers = {} if self.kv_transfer_params is None else self.kv_transfer_params.model_dump(exclude_none=True)
+        return sampling_params(
+            self, defaults, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=of_prompt, **transfers
         )
-        given: dict[str, Any] = {name: value for name in same if (value := getattr(self, name)) is not None}
-        given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
-        given |= self.given_constraints()
-        given |= {} if self.kv_transfer_params is None else self.kv_transfer_params.model_dump(exclude_none=True)
-        return replace(defaults, **given)
 
     def presentation(self, model: str, *, force_usage: bool) -> Presentation:
         """How the answer is written, according to these fields. `model` is the name that the client used. With `force_usage` a
@@ -103,21 +98,10 @@ class GenerationFields(ConstraintFields, SamplingFields):
             stream=bool(self.stream),
             include_usage=force_usage or bool(options and options.include_usage),
             continuous_usage=bool(options and options.continuous_usage_stats),
-            prompt_logprobs=self.prompt_logprobs is not None,
+            parts=() if self.prompt_logprobs is None else ("prompt_logprobs",),
             return_token_ids=bool(self.return_token_ids),
             tokens_as_ids=bool(self.return_tokens_as_token_ids),
         )
-
-    def truncate_prompt(self, token_ids: list[int], max_model_len: int) -> list[int]:
-        """Returns the part of the prompt that `truncate_prompt_tokens` keeps, which is its end."""
-        wanted = self.truncate_prompt_tokens
-        if wanted is None:
-            return token_ids
-        if wanted == 0:
-            raise FieldError(
-                "truncate_prompt_tokens", "truncate_prompt_tokens=0 leaves no prompt; give at least 1, or -1"
-            )
-        return token_ids[-(max_model_len - 1 if wanted == -1 else wanted) :]
 
     def check_stream(self) -> None:
         """Refuse `stream_options` if the answer is not a stream, and `prompt_logprobs` if it is a stream."""

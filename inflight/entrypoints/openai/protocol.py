@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from inflight.entrypoints.openai.generation_fields import GenerationFields
-from inflight.entrypoints.openai.messages import (
+from inflight.entrypoints.fields.messages import (
     MAX_MESSAGES,
     MAX_TOOLS,
     ChatMessage,
@@ -14,8 +13,9 @@ from inflight.entrypoints.openai.messages import (
     ToolChoice,
     Tools,
 )
-from inflight.entrypoints.openai.sampling_fields import MAX_INT, TokenId, sampling_field
-from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
+from inflight.entrypoints.fields.sampling_fields import MAX_INT, TokenId, sampling_field
+from inflight.entrypoints.fields.strict_model import StrictModel, neutral, no_effect, optional
+from inflight.entrypoints.openai.generation_fields import GenerationFields
 from inflight.sampling_params import MAX_N
 
 MAX_PROMPTS = 256  # per completion request

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, NotRequired
 
-from inflight.entrypoints.openai.responses import Body, TokenLogprob
+from inflight.entrypoints.http.bodies import Body, TokenLogprob
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from inflight.entrypoints.openai.messages import read_object
+from inflight.entrypoints.fields.messages import read_object
 
 _TEXT: Mapping[str, Any] = {"type": "string"}  # Any: JSON
 _NUMBER: Mapping[str, Any] = {"type": "integer"}

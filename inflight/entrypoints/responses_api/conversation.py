@@ -1,21 +1,23 @@
-"""Turns a request to /v1/responses into the chat that the server answers."""
+"""Reads a request to /v1/responses as a `ChatRequest`."""
 
-import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
-from inflight.entrypoints.openai.chat import validate_chat
-from inflight.entrypoints.openai.constraint_fields import ConstraintFields
-from inflight.entrypoints.openai.content_parts import readable_parts
-from inflight.entrypoints.openai.errors import ApiError, FieldError
-from inflight.entrypoints.openai.messages import MAX_TOOLS
-from inflight.entrypoints.openai.protocol import ChatCompletionRequest
-from inflight.entrypoints.openai.sampling_fields import SamplingFields
-from inflight.entrypoints.openai.server import ApiServer
-from inflight.entrypoints.openai.strict_model import StrictModel
-from inflight.entrypoints.openai.validated import ValidatedRequest
+from inflight.entrypoints.fields.content_parts import readable_parts
+from inflight.entrypoints.fields.field_error import FieldError
+from inflight.entrypoints.fields.messages import MAX_TOOLS, chat_call, chat_message
+from inflight.entrypoints.fields.offered_tools import tool_choice_of
+from inflight.entrypoints.fields.parameters import sampling_params
+from inflight.entrypoints.fields.strict_model import StrictModel
+from inflight.entrypoints.http.chat import validate_chat
+from inflight.entrypoints.http.chat_request import ChatPrompt, ChatRequest, Json
+from inflight.entrypoints.http.errors import ApiError
+from inflight.entrypoints.http.server import ApiServer
+from inflight.entrypoints.http.thinking import thoughts_of
+from inflight.entrypoints.http.validated import Presentation, ValidatedRequest
 from inflight.entrypoints.responses_api.client_tools import output_text
 from inflight.entrypoints.responses_api.items import (
     AdditionalToolsItem,
@@ -33,13 +35,6 @@ from inflight.entrypoints.responses_api.items import (
 from inflight.entrypoints.responses_api.protocol import LOGPROBS, ResponsesRequest
 from inflight.entrypoints.responses_api.tools import ClientToolChoice, NamedTool, PromptTools, prompt_name
 from inflight.tokenizer.history.other_calls import INPUT
-
-# fields that mean the same in a chat
-_SAME = (
-    *SamplingFields.model_fields,
-    *ConstraintFields.model_fields,
-    *"model parallel_tool_calls stream cache_salt priority".split(),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,24 +69,38 @@ async def validate_response(server: ApiServer, body: ResponsesRequest) -> Valida
     added = [tool for item in items if isinstance(item, AdditionalToolsItem) for tool in item.tools]
     found = [tool for item in items if isinstance(item, ClientOutputItem) for tool in item.tools or ()]
     tools = PromptTools(body.tools or (), enforces_patterns=can_enforce, added=added, found=found)
-    # in a thread, because there may be thousands of items
-    chat, left_out = await asyncio.to_thread(_chat, body, tools)
-    validated = await validate_chat(server, chat, hidden_tools=tools.hidden)
+    validated = await validate_chat(server, partial(_read_chat, server, body, tools))
     same = {field.name: getattr(validated, field.name) for field in fields(ValidatedRequest)}
-    same["left_out"] = (*tools.left_out, *left_out, *validated.left_out)
     return ValidatedResponse(**same, asked=body, tools=tools)
 
 
-def _chat(body: ResponsesRequest, tools: PromptTools) -> tuple[ChatCompletionRequest, list[str]]:
-    """Returns the chat, and the names of the items and parts that are left out."""
-    given: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
+def _read_chat(server: ApiServer, body: ResponsesRequest, tools: PromptTools) -> ChatRequest:
     choice = body.tool_choice
-    given["tool_choice"] = tools.choice(choice) if isinstance(choice, NamedTool | ClientToolChoice) else choice
+    wanted = tools.choice(choice) if isinstance(choice, NamedTool | ClientToolChoice) else choice
     read = _Messages(body, tools)
-    given |= {"messages": read.messages, "tools": tools.functions or None, "max_tokens": body.max_output_tokens}
-    if body.top_logprobs or LOGPROBS in (body.include or ()):
-        given |= {"logprobs": True, "top_logprobs": body.top_logprobs}
-    return ChatCompletionRequest(**given), read.left_out
+    model = server.check_model(body.model)
+    tool_choice = tool_choice_of(tools.functions, wanted)
+    thoughts = thoughts_of(body)
+    has_logprobs = body.top_logprobs or LOGPROBS in (body.include or ())
+    return ChatRequest(
+        prompt=ChatPrompt(
+            messages=read.chat_messages(), tools=tools.functions, variables=body.chat_template_kwargs or {}
+        ),
+        hidden_tools=tools.hidden,
+        tool_choice=tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        params=sampling_params(
+            body,
+            server.engine.default_params,
+            max_tokens=body.max_output_tokens,
+            logprobs=(body.top_logprobs or 0) if has_logprobs else None,
+        ),
+        thoughts=thoughts,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        presentation=Presentation(model=model, stream=bool(body.stream), reasoning=not body.hides_reasoning),
+        left_out=(*tools.left_out, *read.left_out),
+    )
 
 
 class _Messages:
@@ -108,7 +117,7 @@ class _Messages:
             FieldError: the input has no message, a name is too long, or the client asks about an image.
             ApiError: an item refers to a stored item.
         """
-        self.messages: list[dict[str, Any]] = []  # Any: the fields of `ChatMessage`
+        self.messages: list[dict[str, Any]] = []  # Any: the arguments of `chat_message`
         self.left_out: list[str] = []
         self._tools = tools
         self._turn: dict[str, Any] | None = None  # the last message, if more of its turn may follow
@@ -126,6 +135,9 @@ class _Messages:
                 self._add_item(item, i)
         if not self.messages:
             raise FieldError("input", "input has no message: add one")
+
+    def chat_messages(self) -> list[Json]:
+        return [chat_message(**{"content": None, **message}) for message in self.messages]
 
     def _add_item(self, item: StrictModel, index: int) -> None:
         where = f"input[{index}]"
@@ -183,7 +195,7 @@ class _Messages:
         if len(turn.setdefault("tool_calls", [])) == MAX_TOOLS:
             turn = self._turn_without("tool_calls")
             turn["tool_calls"] = []
-        turn["tool_calls"].append({"id": call_id, "function": {"name": name, "arguments": arguments}})
+        turn["tool_calls"].append(chat_call(call_id, name, arguments))
 
     def _turn_without(self, *names: str) -> dict[str, Any]:
         """The assistant's turn so far; a new one if it already has one of these fields."""

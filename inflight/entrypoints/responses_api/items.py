@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from inflight.entrypoints.openai.content_parts import PlainPart, is_part
-from inflight.entrypoints.openai.messages import MAX_ARGUMENTS, MAX_MESSAGES, Role, ToolName, read_object, result_text
-from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
+from inflight.entrypoints.fields.content_parts import PlainPart, is_part
+from inflight.entrypoints.fields.messages import MAX_ARGUMENTS, MAX_MESSAGES, Role, ToolName, read_object, result_text
+from inflight.entrypoints.fields.strict_model import StrictModel, no_effect, optional
 from inflight.entrypoints.responses_api.client_tools import CALLS, OUTPUTS, ClientTool
 from inflight.entrypoints.responses_api.tools import HistoryTools, type_of
 

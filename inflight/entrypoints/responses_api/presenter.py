@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
+from inflight.entrypoints.http.bodies import TokenLogprob
+from inflight.entrypoints.http.errors import ApiError
+from inflight.entrypoints.http.logprobs import PositionLogprobs, chat_logprobs
+from inflight.entrypoints.http.presenter import AnswerTo, Presenter, events_of, to_json_in_slices
+from inflight.entrypoints.http.sse import DONE
 from inflight.entrypoints.json_lines import to_json
-from inflight.entrypoints.openai.errors import ApiError
-from inflight.entrypoints.openai.logprobs import PositionLogprobs, chat_logprobs
-from inflight.entrypoints.openai.presenter import DONE, AnswerTo, Presenter, events_of, to_json_in_slices
-from inflight.entrypoints.openai.responses import TokenLogprob
 from inflight.entrypoints.responses_api.bodies import (
     ItemStatus,
     ResponseError,
@@ -103,7 +104,8 @@ class ResponsesPresenter(Presenter):
         super().__init__(to)
         request = to.request
         assert isinstance(request, ValidatedResponse)
-        self._tools, self._is_stream = request.tools, request.presentation.stream
+        self._tools = request.tools
+        self._is_stream = request.presentation.stream
         self._shows_reasoning = request.presentation.reasoning
         self._echo = to_json(_echo(to.answer_id, request))
         self._sequence_number = 0
@@ -181,11 +183,14 @@ class ResponsesPresenter(Presenter):
         logprobs = self._take_logprobs(self._item)
         # the input of a custom tool is in the JSON of the arguments, which is read when it is complete
         has_delta = self._is_stream and self._item.kind is not _CUSTOM
-        return [*begun, self._delta(self._item, event.text, logprobs)] if has_delta else begun
+        if not has_delta:
+            return begun
+        return [*begun, self._delta(self._item, event.text, logprobs)]
 
     def _begin(self, kind: _Kind, **members: Any) -> list[bytes]:
         """End the item before, and begin one."""
-        chunks, index = self._end_item("completed"), len(self._output)
+        chunks = self._end_item("completed")
+        index = len(self._output)
         content: dict[str, Any] = {} if kind.part is None else {"content": []}
         shown = {
             "id": kind.id_prefix + uuid.uuid4().hex,
@@ -335,7 +340,9 @@ def _members(**members: object) -> bytes:
 def _echo(answer_id: str, request: ValidatedResponse) -> dict[str, Any]:
     """The members of a response that do not change. Most of them repeat the request."""
     asked, params = request.asked, request.params
-    choice, text, reasoning = asked.tool_choice or "auto", asked.text or TextOptions(), asked.reasoning
+    choice = asked.tool_choice or "auto"
+    text = asked.text or TextOptions()
+    reasoning = asked.reasoning
     text_format = {"type": "text"} if text.format is None else text.format.model_dump(by_alias=True)
     return {
         "id": answer_id,

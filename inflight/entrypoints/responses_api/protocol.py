@@ -4,11 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from inflight.entrypoints.openai.constraint_fields import ConstraintFields
-from inflight.entrypoints.openai.generation_fields import MAX_PRIORITY
-from inflight.entrypoints.openai.sampling_fields import MAX_INT, SamplingFields, sampling_field
-from inflight.entrypoints.openai.strict_model import StrictModel, neutral, no_effect, optional
-from inflight.entrypoints.openai.text_formats import TextFormats
+from inflight.entrypoints.fields.constraint_fields import ConstraintFields
+from inflight.entrypoints.fields.sampling_fields import MAX_INT, MAX_PRIORITY, SamplingFields, sampling_field
+from inflight.entrypoints.fields.strict_model import StrictModel, neutral, no_effect, optional
+from inflight.entrypoints.fields.text_formats import TextFormats
 from inflight.entrypoints.responses_api.items import InputItems
 from inflight.entrypoints.responses_api.tools import ClientToolChoice, NamedTool, ResponseTools
 

@@ -6,18 +6,26 @@ from functools import partial
 
 from fastapi import FastAPI, Request, Response
 
+from inflight.entrypoints.http.field_names import FieldNames
+from inflight.entrypoints.http.respond import add_post, in_time, respond, streamed_or_not
+from inflight.entrypoints.http.server import ApiServer
 from inflight.entrypoints.json_lines import to_json
-from inflight.entrypoints.openai.generation_routes import add_post, in_time, respond, streamed_or_not
-from inflight.entrypoints.openai.server import ApiServer
 from inflight.entrypoints.responses_api import bodies
 from inflight.entrypoints.responses_api.conversation import validate_response
 from inflight.entrypoints.responses_api.presenter import ResponsesPresenter
 from inflight.entrypoints.responses_api.protocol import ResponsesRequest
 
 
-def add_response_routes(app: FastAPI, server: ApiServer) -> None:
+def names_of(body: ResponsesRequest) -> FieldNames:
+    """A tool of the request may be several functions, or none."""
+    return FieldNames(body, prompt="input")
+
+
+def add_routes(app: FastAPI, server: ApiServer) -> None:
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
-        return respond(server, request, body, partial(validate_response, server, body), ResponsesPresenter)
+        return respond(
+            server, request, body, partial(validate_response, server, body), ResponsesPresenter, names_of(body)
+        )
 
     async def count_input_tokens(body: ResponsesRequest, request: Request) -> Response:
         """The number of tokens of the prompt that the request would have."""
@@ -28,7 +36,7 @@ def add_response_routes(app: FastAPI, server: ApiServer) -> None:
             count: bodies.InputTokens = {"object": "response.input_tokens", "input_tokens": num_tokens}
             return to_json(count), validated.left_out
 
-        return in_time(server, request, body, make)
+        return in_time(server, request, body, make, names_of(body))
 
     add_post(app, "/v1/responses", create_response, streamed_or_not(bodies.Response, bodies.ResponseEvent))
     add_post(app, "/v1/responses/input_tokens", count_input_tokens, {"model": bodies.InputTokens})

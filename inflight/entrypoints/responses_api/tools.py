@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.messages import MAX_TOOL_NAME, MAX_TOOLS, ToolName
-from inflight.entrypoints.openai.sampling_fields import GrammarText
-from inflight.entrypoints.openai.strict_model import StrictModel, no_effect, optional
+from inflight.entrypoints.fields.field_error import FieldError
+from inflight.entrypoints.fields.messages import MAX_TOOL_NAME, MAX_TOOLS, ToolName, chat_tool
+from inflight.entrypoints.fields.sampling_fields import GrammarText
+from inflight.entrypoints.fields.strict_model import StrictModel, no_effect, optional
 from inflight.entrypoints.responses_api.client_tools import CLIENT_TOOLS, ClientTool, is_run_by_client
+from inflight.parsers.tool_choice import ToolChoice
 from inflight.tokenizer.history.other_calls import INPUT
 
 _FOUND = "input[].tools[]"  # for the header of the answer
@@ -73,7 +74,9 @@ class OtherTool(StrictModel):
 
 def type_of(value: object) -> object:
     """The type of an item or a tool, which may not be checked yet; None if it has no type."""
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if isinstance(value, dict):
+        return value.get("type")
+    return getattr(value, "type", None)
 
 
 def _kind(tool: object) -> str | None:
@@ -168,7 +171,8 @@ class PromptTools:
         self._add_of_history(added, "tools[]", most=MAX_TOOLS)
         listed = list(self._functions)
         self._add_of_history(found, _FOUND)
-        newest = list(self._functions)[len(listed) :][::-1][: MAX_TOOLS - len(listed)]
+        newest_first = list(self._functions)[len(listed) :][::-1]
+        newest = newest_first[: MAX_TOOLS - len(listed)]
         self.hidden = frozenset(newest)
         self._known = [*listed, *reversed(newest)]
         if len(self._known) < len(self._functions):
@@ -189,14 +193,14 @@ class PromptTools:
         names = (full_name(_name(tool), namespace) for namespace, tool in _flat(tools))
         return [self._functions[name] for name in dict.fromkeys(names) if name in self._functions]
 
-    def choice(self, tool: NamedTool | ClientToolChoice) -> dict[str, Any]:
+    def choice(self, tool: NamedTool | ClientToolChoice) -> ToolChoice:
         """The choice of the function that stands for `tool`. Without a namespace, the tool may be in any namespace."""
         if isinstance(tool, ClientToolChoice):
-            return {"type": "function", "function": {"name": tool.type}}
+            return {"name": tool.type}
         name = prompt_name(tool.name, tool.namespace, "tool_choice.name")
         if name not in self._called and tool.namespace is None:
             name = next((found for found, called in self._called.items() if called.name == tool.name), name)
-        return {"type": "function", "function": {"name": name}}
+        return {"name": name}
 
     def _readable(self, tools: Sequence[StrictModel], where: str) -> Iterator[tuple[str | None, _KnownTool]]:
         """Yields the tools that the model can see, and reports the others."""
@@ -224,13 +228,15 @@ class PromptTools:
         if self._called.setdefault(name, called) != called:
             raise FieldError("tools", f"tools has two tools with the name {name!r}: give each a name of its own")
         if name not in self._functions:
-            self._functions[name] = {"type": "function", "function": {"name": name, **self._shown(tool)}}
+            self._functions[name] = chat_tool(name, **self._shown(tool))
 
     def _shown(self, tool: _KnownTool) -> dict[str, Any]:
         """The fields of the function that stands for the tool."""
         if isinstance(tool, CustomTool):
             return self._custom(tool)
-        return self._client_run(tool) if isinstance(tool, ClientRunTool) else _function(tool)
+        if isinstance(tool, ClientRunTool):
+            return self._client_run(tool)
+        return _function(tool)
 
     def _client_run(self, tool: ClientRunTool) -> dict[str, Any]:
         known = tool.kind.parameters
@@ -244,7 +250,8 @@ class PromptTools:
         shown: dict[str, Any] = {"parameters": parameters}
         description = [] if tool.description is None else [tool.description]
         if tool.format is not None and tool.format.definition is not None:
-            syntax, definition = tool.format.syntax or "lark", tool.format.definition
+            syntax = tool.format.syntax or "lark"
+            definition = tool.format.definition
             description.append(f"The input must match this {syntax} grammar:\n{definition}")
             if syntax == "regex" and self._enforces_patterns:
                 text["pattern"] = f"^(?:{definition})$"
@@ -296,6 +303,4 @@ def prompt_name(name: str, namespace: str | None, where: str) -> str:
 
 
 def _function(tool: FunctionTool) -> dict[str, Any]:
-    """The function has only the fields that the model should see, because a template writes all of them into the prompt."""
-    given = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict or None}
-    return {name: value for name, value in given.items() if value is not None}
+    return {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict or None}

@@ -47,7 +47,8 @@ class AccessLog:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = time.monotonic()
         scope.setdefault("state", {})["arrival_time"] = start  # deadlines and latencies start at this time
-        status, num_bytes = CLIENT_CLOSED, 0
+        status = CLIENT_CLOSED
+        num_bytes = 0
 
         async def count(message: Message) -> None:
             nonlocal status, num_bytes

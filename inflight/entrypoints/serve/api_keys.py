@@ -53,17 +53,17 @@ class ApiKeys:
 
     def __init__(self, keys: Sequence[str], file: str | None = None) -> None:
         self._file = file
-        self._given = [_digest(key.encode()) for key in keys]
+        self._given = [digest(key.encode()) for key in keys]
         self.read_file_again()
 
     def __bool__(self) -> bool:
         return bool(self._digests)
 
     def accepts(self, shown: bytes) -> bool:
-        digest = _digest(shown)
+        wanted = digest(shown)
         found = False
         for known in self._digests:  # compare with all keys, so that the time does not show which key fits
-            found |= hmac.compare_digest(known, digest)
+            found |= hmac.compare_digest(known, wanted)
         return found
 
     def read_file_again(self) -> int:
@@ -73,9 +73,10 @@ class ApiKeys:
             ConfigError: see `read_key_file`. The same keys as before are valid.
         """
         keys = () if self._file is None else read_key_file(Path(self._file).expanduser())
-        self._digests = [*self._given, *(_digest(key.encode()) for key in keys)]
+        self._digests = [*self._given, *(digest(key.encode()) for key in keys)]
         return len(self._digests)
 
 
-def _digest(key: bytes) -> bytes:
+def digest(key: bytes) -> bytes:
+    """What the server keeps of a key."""
     return hashlib.sha256(key).digest()

@@ -4,7 +4,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from inflight.entrypoints.serve.error_form import error_form
+from inflight.entrypoints.apis import error_form
 
 Message = MutableMapping[str, Any]  # Any: ASGI's own messages
 Scope = MutableMapping[str, Any]

@@ -14,6 +14,7 @@ import shlex
 from typing import Any
 from urllib.parse import urlsplit
 
+from inflight.entrypoints.apis import base_urls
 from inflight.entrypoints.serve.asgi import RETRY_AFTER_SECONDS, ASGIApp, Message, Receive, Scope, Send, header_of
 
 # What may be shown of a Host header, which every web page and program can choose.
@@ -50,9 +51,7 @@ _PAGE = """<!doctype html>
 {names}</table>
 <p>This is an API for programs. Base URLs:</p>
 <table>
-<tr><th>OpenAI</th><td><code>{base}/v1</code></td></tr>
-<tr><th>Anthropic, Ollama</th><td><code>{base}</code></td></tr>
-</table>
+{apis}</table>
 <pre>{curl}</pre>
 <p>{links}</p>
 <script>{script}</script>
@@ -132,14 +131,18 @@ class BrowserPage:
             version=html.escape(f" {version}" if version else ""),
             state=html.escape(state),
             names="".join(f"<tr><th>{name}</th><td>{html.escape(value)}</td></tr>\n" for name, value in rows),
-            base=html.escape(base),
+            apis="".join(
+                f"<tr><th>{titles}</th><td><code>{html.escape(base + path)}</code></td></tr>\n"
+                for path, titles in base_urls().items()
+            ),
             curl=html.escape(curl),
             links=" · ".join(f'<a href="{path}">/{path}</a>' for path in (*self._links, "health", "ready", "metrics")),
         )
 
     async def _ask(self, scope: Scope, path: str) -> tuple[int, dict[str, Any]]:  # Any: JSON
         """The app's answer for another path, with the headers of this request."""
-        status, body = 500, b""
+        status = 500
+        body = b""
 
         async def receive() -> Message:
             return {"type": "http.request", "body": b"", "more_body": False}

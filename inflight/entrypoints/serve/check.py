@@ -2,15 +2,17 @@
 
 import importlib.util
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.engine_args import EngineArgs
 from inflight.config.gguf_config import read_model_config
+from inflight.config.kv_transfer import resolve_kv_transfer
 from inflight.config.machine import Machine, detect_machine
 from inflight.config.overrides import merge_overrides
 from inflight.config.resolve import find_conflicts
-from inflight.config.safetensors_file import check_files_exist
+from inflight.config.safetensors_file import check_files_exist, check_headers
 from inflight.config.unknown_family import describe_model
 from inflight.config.weight_room import check_room, find_room
 from inflight.damaged_files import named_errors
@@ -51,15 +53,17 @@ def model_problems(args: EngineArgs) -> list[str]:
         source = _find_model(args)
     except ConfigError as error:
         # The model's folder is unknown, but a tokenizer that --tokenizer names can be checked without it.
-        return [str(error), *([] if args.tokenizer is None else _tokenizer_problems(args, Path()))]
+        own = [] if args.tokenizer is None else _tokenizer_problems(args, Path())
+        return [str(error), *own]
     found = _tokenizer_problems(args, source)
     found += _problems_of(lambda: _check_generation_config(args, source))
     found += _problems_of(lambda: _check_weight_files(args, source))
     try:
+        machine = detect_machine(args.device)  # raises ConfigError if an environment variable is wrong
         with named_errors(UnsupportedModelError, source, "its configuration"):
             config = merge_overrides(read_model_config(source, args.max_model_len), args.config_overrides)
-            architecture = describe_model(config, args.model_impl, gguf=source if source.is_file() else None)
-        machine = detect_machine(args.device)  # raises ConfigError if an environment variable is wrong
+            gguf = source if source.is_file() else None
+            architecture = describe_model(config, args.model_impl, gguf=gguf, device=machine.device)
         with named_errors(UnsupportedModelError, source, "its configuration"):
             found += find_conflicts(args, folder=source, architecture=architecture, machine=machine)
             return found + _problems_of(lambda: _check_room(args, source, architecture, machine))
@@ -68,12 +72,17 @@ def model_problems(args: EngineArgs) -> list[str]:
 
 
 def _check_room(args: EngineArgs, source: Path, architecture: ModelArchitecture, machine: Machine) -> None:
-    """Raises OutOfMemoryError if the weights do not fit into the memory. Reads the headers of their files."""
+    """Raises OutOfMemoryError if weights, KV caches and slabs do not fit into the memory. Reads the headers of the weights."""
     quantization = args.quantization if args.quantization in ("int4", "int8", "fp8") else None
     room = None if args.load_format == "dummy" else find_room(source, architecture, args.dtype, quantization)
     if room is not None and args.nnodes == 1:
         num_ranks = args.tensor_parallel_size * args.pipeline_parallel_size
-        check_room(room._replace(num_ranks=num_ranks, num_replicas=len(args.replicas)), machine)
+        slab_bytes = 0
+        with suppress(ConfigError):  # `find_conflicts` has reported it
+            transfer = resolve_kv_transfer(args)
+            slab_bytes = 0 if transfer is None else transfer.cpu_bytes
+        room = room._replace(num_ranks=num_ranks, num_replicas=len(args.replicas), slab_bytes=slab_bytes)
+        check_room(room._replace(kv_cache_bytes=args.kv_cache_memory_bytes or 0), machine)
 
 
 def _find_model(args: EngineArgs) -> Path:
@@ -94,8 +103,8 @@ def _check_generation_config(args: EngineArgs, source: Path) -> None:
 
 
 def _check_weight_files(args: EngineArgs, source: Path) -> None:
-    """Raises ConfigError if a weight file is missing. Does not read the files, so it does not notice a damaged file. Files of a
-    hub id may be missing if the hub can be reached: the start downloads them."""
+    """Raises ConfigError if a weight file is missing, or if its header is damaged. The weights themselves are not read. Files
+    of a hub id may be missing if the hub can be reached: the start downloads them."""
     if args.load_format == "dummy" or source.is_file():
         return
     try:
@@ -105,6 +114,8 @@ def _check_weight_files(args: EngineArgs, source: Path) -> None:
             raise CheckpointError(f"{error}; load_format='dummy' makes random ones") from error
         if not can_download(args.model, args.revision):
             raise CheckpointError(f"{error}; and the hub cannot be reached") from error
+        return
+    check_headers(source)
 
 
 def _tokenizer_problems(args: EngineArgs, source: Path) -> list[str]:

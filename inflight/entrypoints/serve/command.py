@@ -17,6 +17,7 @@ from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.server import Server, StartUpClock, reads_files_again
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import Shutdown
+from inflight.entrypoints.serve.terminal import ServerTerminal
 from inflight.entrypoints.serve.tls import make_ssl_context
 from inflight.hub import check_model_name
 from inflight.logs import exit_now
@@ -34,6 +35,7 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
         ConfigError: the address, a file or the model cannot be used, or does not fit the machine.
         EngineError: the engine or a front end could not start, or has died.
     """
+    terminal = ServerTerminal()
     if reads_files_again(settings):
         # Until a handler is installed, SIGHUP must not end the process. Front ends inherit that it is ignored.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -47,11 +49,11 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
         warn_if_open(settings)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             if settings.api_server_count == 1:
-                code = runner.run(_serve(settings, args, listener, ssl_context, clock))
+                code = runner.run(_serve(settings, args, listener, ssl_context, clock, terminal))
             else:
                 # a server with one front end does not need this module
                 supervisor = importlib.import_module("inflight.entrypoints.serve.supervisor")
-                code = runner.run(supervisor.supervise(settings, args, listener, clock))
+                code = runner.run(supervisor.supervise(settings, args, listener, clock, terminal))
             # all child processes have ended
             listener.close()
             exit_now(code)
@@ -73,6 +75,7 @@ async def _serve(
     listener: Listener,
     ssl_context: ssl.SSLContext | None,
     clock: StartUpClock,
+    terminal: ServerTerminal,
 ) -> int:
     async def start() -> ServedModel:
         # imported in a thread, so that /live is answered during the import
@@ -84,4 +87,4 @@ async def _serve(
 
     shutdown = Shutdown(settings.shutdown_timeout)
     with shutdown.on_signals():
-        return await Server(settings, ssl_context, start, shutdown).run(listener.socket)
+        return await Server(settings, ssl_context, start, shutdown, terminal=terminal).run(listener.socket)

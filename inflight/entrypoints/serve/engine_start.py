@@ -82,7 +82,7 @@ async def start(
         max_call_sequences=MAX_CALL_SEQUENCES,
     )
     # fastapi takes the longest to import, and is not needed before the engine is ready
-    app_module = asyncio.create_task(asyncio.to_thread(importlib.import_module, "inflight.entrypoints.openai.app"))
+    app_module = asyncio.create_task(asyncio.to_thread(importlib.import_module, "inflight.entrypoints.http.app"))
     if engine_sockets:
         engine = await AsyncLLM.attach(args, *engine_sockets, limits=limits, observers=observers)
     else:

@@ -3,10 +3,12 @@
     inflight.entrypoints.serve.front_end_main TITLE LISTENER_FD CONTROL_FD START_FD
 
 START_FD is a file in memory with a `FrontEndStart` as JSON, which includes API keys. CONTROL_FD is one end of a socket pair.
-The process of `inflight serve` (the command) has the other end. The messages are
+The process of `inflight serve` (the command) has the other end. The messages (`LineWire`) are
 
-command    -- an order, a byte; with each ENGINE + i comes a socket to a new process of replica i -->    front end
-front end  -- a line of JSON: {"ready": description} or {"failed": [class name, message]} -->  command
+command    -- "open": answer requests; "drain", "cut": end;
+              {"engine": i}, which brings a socket to a new process of replica i;
+              {"gone": i}: replica i is given up, or away if it is on another machine -->  front end
+front end  -- {"ready": description} or {"failed": [class name, message]} -->  command
 
 If the socket is closed, the process at the other end has ended. If the command has ended, the front end ends at once. A
 terminal or systemd sends SIGINT and SIGTERM to all processes. A front end ignores these signals, because the command tells it
@@ -37,13 +39,12 @@ from inflight.entrypoints.serve.tls import make_ssl_context
 from inflight.errors import EngineDeadError, InflightError
 from inflight.logs import exit_now
 from inflight.processes.child_process import name_process
+from inflight.processes.line_wire import LineWire
 
 if TYPE_CHECKING:
     from inflight.entrypoints.serve.engine_start import ServedModel
 
-# The orders. After OPEN, requests are answered. With ENGINE + i comes a socket to replica i of the engine. GONE + i says that
-# replica i is given up, or away if it is on another machine.
-OPEN, DRAIN, CUT, ENGINE, GONE = 1, 2, 3, 64, 128
+OPEN, DRAIN, CUT = "open", "drain", "cut"
 EXIT_FAILED, EXIT_COMMAND_GONE = 1, 3
 
 
@@ -84,11 +85,11 @@ class FrontEndStart:
 
 
 class Control:
-    """The front end's end of the socket, used on the event loop. It passes the orders DRAIN and CUT to `shutdown`.
+    """The front end's end of the socket, used on the event loop. It passes "drain" and "cut" to `shutdown`.
 
     Attributes:
         engine_sockets: the sockets to each replica of the engine that the command has sent.
-        opened: set when the command has sent OPEN.
+        opened: set when the command has sent "open".
     """
 
     def __init__(self, control: socket.socket, shutdown: Shutdown, num_replicas: int) -> None:
@@ -96,25 +97,30 @@ class Control:
         self.engine_sockets = [EngineSockets() for _ in range(num_replicas)]
         self.opened = asyncio.Event()
         self._socket = control
+        self._wire = LineWire(control)
         self._shutdown = shutdown
         loop.add_reader(control, self._read)
 
     def _read(self) -> None:
-        orders, fds, _, _ = socket.recv_fds(self._socket, 64, 1)
-        for fd in fds:  # one at most: a read ends with the order that brings a descriptor
-            self.engine_sockets[orders[-1] - ENGINE].put(socket.socket(fileno=fd))
-        for order in orders:
-            if order >= GONE:
-                gone = EngineDeadError("the engine was given up, or its machine is away")
-                self.engine_sockets[order - GONE].fail(gone)
-        if OPEN in orders:
-            self.opened.set()
-        if DRAIN in orders:
-            self._shutdown.begin()
-        if CUT in orders or not orders:
+        try:
+            arrived = self._wire.receive()
+        except EOFError:
             self._shutdown.cut_now(EXIT_COMMAND_GONE)
-        if not orders:
             self.close()
+            return
+        for order, fd in arrived:
+            match order:
+                case {"engine": int(index)} if fd is not None:
+                    self.engine_sockets[index].put(socket.socket(fileno=fd))
+                case {"gone": int(index)}:
+                    gone = EngineDeadError("the engine was given up, or its machine is away")
+                    self.engine_sockets[index].fail(gone)
+                case "open":
+                    self.opened.set()
+                case "drain":
+                    self._shutdown.begin()
+                case "cut":
+                    self._shutdown.cut_now(EXIT_COMMAND_GONE)
 
     def close(self) -> None:
         """Stop reading orders. The socket stays open until this process ends."""
@@ -123,7 +129,7 @@ class Control:
 
 def _report(control: socket.socket, report: object) -> None:
     with contextlib.suppress(OSError):  # if the command has ended, `Control` notices it
-        control.sendall(json.dumps(report).encode() + b"\n")
+        LineWire(control).send(report)
 
 
 def main() -> int:

@@ -43,7 +43,8 @@ class Gate:
     def open(self, app: ASGIApp) -> None:
         """Pass requests to `app`, because the engine is ready. Does nothing if the server drains or has failed."""
         if self.phase is Phase.STARTING:
-            self.phase, self._app = Phase.READY, app
+            self.phase = Phase.READY
+            self._app = app
 
     def drain(self) -> None:
         """Refuse new requests, and close every connection after its response."""
@@ -69,5 +70,6 @@ class Gate:
         else:
             if path not in PROBES:
                 self._on_refusal(self.phase.value)
-            message, code = f"{_WHY[self.phase]}; try again later", f"server_{self.phase.value}"
+            message = f"{_WHY[self.phase]}; try again later"
+            code = f"server_{self.phase.value}"
             await send_error(scope, send_and_close, 503, message, kind="server_error", code=code)

@@ -46,13 +46,16 @@ class Listener:
             hint = (
                 "; stop the program that uses it, or choose another --port" if error.errno == errno.EADDRINUSE else ""
             )
-            raise ConfigError(f"cannot listen on {where}: {error.strerror or str(error)}{hint}") from error
+            reason = error.strerror or str(error)
+            raise ConfigError(f"cannot listen on {where}: {reason}{hint}") from error
         self.socket.setblocking(False)
 
     @property
     def port(self) -> int | None:
         """The port, or None for a unix socket. If `settings.port` is 0, this is the port that the kernel has chosen."""
-        return None if self._path is not None else int(self.socket.getsockname()[1])
+        if self._path is not None:
+            return None
+        return int(self.socket.getsockname()[1])
 
     def close(self) -> None:
         """Close the socket. Idempotent. Also removes the file of a unix socket, unless another server has replaced the file."""

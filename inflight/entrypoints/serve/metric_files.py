@@ -48,7 +48,8 @@ def metric_files(num_front_ends: int) -> Iterator[str]:
                     fd = os.memfd_create(f"{PREFIX}{kind}-{index}")
                     until_end.callback(os.close, fd)
                     os.truncate(fd, FIRST_BYTES)
-                    os.symlink(f"/proc/{os.getpid()}/fd/{fd}", f"{folder}/{kind}_{index}.db")
+                    open_file = f"/proc/{os.getpid()}/fd/{fd}"
+                    os.symlink(open_file, f"{folder}/{kind}_{index}.db")
         except OSError as error:
             raise ConfigError(
                 f"the folder for the metrics of several front ends cannot be made in {tempfile.gettempdir()}: {error}; "

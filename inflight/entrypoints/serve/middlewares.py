@@ -23,8 +23,10 @@ from typing import Any, cast
 
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from inflight.engine.serving.client import CLIENT
+from inflight.entrypoints.apis import without_version
 from inflight.entrypoints.serve.access_log import AccessLog, Observe
-from inflight.entrypoints.serve.api_keys import ApiKeys
+from inflight.entrypoints.serve.api_keys import ApiKeys, digest
 from inflight.entrypoints.serve.asgi import (
     PROBES,
     SENT_METHOD,
@@ -44,7 +46,7 @@ from inflight.line_writer import LineWriter
 REQUEST_ID_HEADER = b"x-request-id"
 _ACCEPTED_ID = re.compile(REQUEST_ID_PATTERN.encode())
 _SLASHES = re.compile(r"/{2,}")
-_WITHOUT_VERSION = re.compile(r"/(chat/completions|completions|models|responses|messages)(/|$)")
+ADMIN_PATHS = frozenset({"/reset_prefix_cache"})  # what they do concerns all clients
 _MAX_SHOWN = 100  # characters of a refused name
 _HOW_TO_SEND = "send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
 
@@ -59,7 +61,8 @@ def wrap(
     """Returns `app`, which is the `Gate` in a server, with all other middlewares around it. If `lines` is None, there is no
     access log, even if the settings ask for an access log. If `keys` is None, the keys of the settings are used."""
     keys = keys or ApiKeys(settings.api_keys, settings.api_key_file)
-    app = Authentication(app, keys, metrics_public=settings.metrics_public)
+    admin_keys = ApiKeys(settings.admin_keys)
+    app = Authentication(app, keys, admin_keys, metrics_public=settings.metrics_public)
     app = BrowserPage(app, settings.url, settings.root_path, has_docs=not settings.disable_fastapi_docs)
     if settings.allowed_origins:
         from starlette.middleware.cors import CORSMiddleware  # the import delays the first answer
@@ -93,12 +96,13 @@ class Spellings:
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path, method = _single_slashes(scope["path"]), scope["method"]
+        path = _single_slashes(scope["path"])
+        method = scope["method"]
         if self._root_path and path.startswith(f"{self._root_path}/"):
             path = path.removeprefix(self._root_path)
         if len(path) > 1 and path.endswith("/"):
             path = path[:-1]
-        if _WITHOUT_VERSION.match(path):
+        if without_version(path):
             path = f"/v1{path}"
         if path != scope["path"]:
             scope = {**scope, "path": path}
@@ -189,31 +193,43 @@ def _without_port(host: str) -> str:
     if host.startswith("["):
         name, end, rest = host[1:].partition("]")
         return name if end and rest[:1] in ("", ":") else host
-    return host.partition(":")[0].removesuffix(".") if host.count(":") <= 1 else host
+    if host.count(":") <= 1:
+        return host.partition(":")[0].removesuffix(".")
+    return host
 
 
 class Authentication:
     """If the server has keys, a request needs `Authorization: Bearer KEY` or `x-api-key: KEY`. Health checks need no key, and
     if `metrics_public`, /metrics needs none. CORS preflights have no key, but the CORS middleware answers them before they
-    come here.
+    come here. If the server has admin keys, `ADMIN_PATHS` need one of them. An admin key is good for every other path, too.
 
     A request without a valid key does not reach the app, so its client cannot find out which routes exist.
+
+    For the app, all requests with the same key are one client's (`CLIENT`), and without keys those of one connection.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, *, metrics_public: bool) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys, admin_keys: ApiKeys, *, metrics_public: bool) -> None:
         self._app = app
         self._keys = keys
+        self._admin_keys = admin_keys
         self._public = PROBES | ({"/metrics"} if metrics_public else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        needs_no_key = not self._keys or scope["path"] in self._public
+        is_for_admin = bool(self._admin_keys) and scope["path"] in ADMIN_PATHS
+        needs_no_key = not is_for_admin and (not self._keys or scope["path"] in self._public)
         shown = [] if needs_no_key else list(_shown_keys(scope))
-        if needs_no_key or any(map(self._keys.accepts, shown)):
+        accepted = next(filter(self._admin_keys.accepts if is_for_admin else self._accepts, shown), None)
+        if needs_no_key or accepted is not None:
+            CLIENT.set(str(scope.get("client")) if accepted is None else digest(accepted).hex())
             await self._app(scope, receive, send)
             return
         message = "Incorrect API key provided." if shown else f"No API key was given: {_HOW_TO_SEND}."
-        kind, headers = "invalid_request_error", [(b"www-authenticate", b"Bearer")]
+        kind = "invalid_request_error"
+        headers = [(b"www-authenticate", b"Bearer")]
         await send_error(scope, send, 401, message, kind=kind, code="invalid_api_key", headers=headers)
+
+    def _accepts(self, shown: bytes) -> bool:
+        return self._keys.accepts(shown) | self._admin_keys.accepts(shown)
 
 
 def _shown_keys(scope: Scope) -> Iterator[bytes]:

@@ -34,6 +34,9 @@ MAX_PIPELINED_REQUESTS = 32
 MAX_PIPELINED_BYTES = 256 * 2**10
 
 
+# After each read of a body whose request has been answered. A read has 256 KiB at most, so it is 13 MB/s.
+UNREAD_PAUSE_SECONDS = 0.02
+
 _WITHOUT_CHUNKS = ("0.9", "1.0")  # versions of HTTP
 
 
@@ -59,7 +62,10 @@ class _EndedByClose:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """`settings.max_header_bytes` also limits the bytes outside bodies: heads, trailers and extensions of chunks. They are
+    """`settings.max_body_bytes` also limits the rest of a body whose request has been answered. Nobody reads it, but it takes
+    time, so it is received slowly.
+
+    `settings.max_header_bytes` also limits the bytes outside bodies: heads, trailers and extensions of chunks. They are
     counted after each read from the socket, so they may exceed the limit by the size of one read. `SizeLimits` counts the bytes
     of a complete head exactly."""
 
@@ -76,6 +82,8 @@ class BoundedProtocol(HttpToolsProtocol):
         # bytes read since the last read that contained a piece of a body, or the end of a head or of a request
         self._num_bodiless_bytes = 0
         self._num_waiting_bytes = 0  # bytes read since a request began to wait behind the running one
+        self._num_unread_bytes = 0  # of a body that came after the response to its request
+        self._pause: asyncio.TimerHandle | None = None  # ends a pause in reading such a body
         self._is_in_head = False
         self._is_moving = False  # the last read contained a piece of a body, or the end of a head or of a request
         self._running: RequestResponseCycle | None = None
@@ -92,6 +100,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
         self._cancel_write_timer()
+        if self._pause is not None:
+            self._pause.cancel()
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
@@ -153,6 +163,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade() or self.transport.is_closing():  # `_feed` removes `Upgrade` and parses again
             return
         self._is_in_head, self._is_moving = False, True
+        self._num_unread_bytes = 0
         self._await(self.settings.body_timeout)
         if len(self.pipeline) >= MAX_PIPELINED_REQUESTS:
             self._close()
@@ -162,9 +173,22 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._is_moving = True
+        if self.transport.is_closing():
+            return
+        super().on_body(body)
+        self._go_on_reading()
+        if self.cycle.response_complete:
+            self._num_unread_bytes += len(body)
+            if self._num_unread_bytes > self.settings.max_body_bytes:
+                self._close()
+            elif self._pause is None:
+                self.flow.pause_reading()
+                self._pause = self.loop.call_later(UNREAD_PAUSE_SECONDS, self._end_pause)
+
+    def _end_pause(self) -> None:
+        self._pause = None
         if not self.transport.is_closing():
-            super().on_body(body)
-            self._go_on_reading()
+            self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():

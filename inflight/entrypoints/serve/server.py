@@ -34,6 +34,7 @@ from inflight.entrypoints.serve.middlewares import wrap
 from inflight.entrypoints.serve.protocol import bounded_protocol
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import CUT_SECONDS, Shutdown
+from inflight.entrypoints.serve.terminal import ServerTerminal
 from inflight.entrypoints.serve.tls import reload_certificate
 from inflight.errors import ConfigError, EngineError
 from inflight.line_writer import LineWriter
@@ -96,11 +97,13 @@ class Server:
         shutdown: Shutdown,
         *,
         accepts_early: bool = True,
+        terminal: ServerTerminal | None = None,
     ) -> None:
         self._settings = settings
         self._accepts_early = accepts_early
         self._start = start
         self._shutdown = shutdown
+        self._terminal = terminal
         self._gate = Gate(self._count_refusal)
         self._model: ServedModel | None = None
         self._ssl_context = ssl_context
@@ -117,7 +120,7 @@ class Server:
             ConfigError, EngineError: the engine could not start, or has died. Nothing is left running.
         """
         if reads_files_again(self._settings):
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_files_again)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._record_hangup)
         http = self._accept(listener) if self._accepts_early else None
         try:
             self._model = await self._unless(self._shutdown.begun, self._start())
@@ -139,6 +142,12 @@ class Server:
         http = asyncio.create_task(self._http.serve(sockets=[listener]))
         http.add_done_callback(lambda _: self._shutdown.begin())  # if uvicorn ends early, it has failed
         return http
+
+    def _record_hangup(self) -> None:
+        if self._terminal is not None and self._terminal.was_closed:
+            self._shutdown.begin()
+        else:
+            self._read_files_again()
 
     def _read_files_again(self) -> None:
         """Read the certificate, its private key and the API keys again. If a file is wrong, its old contents stay in use."""
@@ -171,7 +180,8 @@ class Server:
 
     async def _close(self, model: ServedModel) -> None:
         """Wait until the engine has ended. After a cut, wait at most `CUT_SECONDS`."""
-        closing, cut = asyncio.ensure_future(model.close()), asyncio.ensure_future(self._shutdown.cut.wait())
+        closing = asyncio.ensure_future(model.close())
+        cut = asyncio.ensure_future(self._shutdown.cut.wait())
         await asyncio.wait([closing, cut], return_when=asyncio.FIRST_COMPLETED)
         cut.cancel()
         await asyncio.wait([closing], timeout=CUT_SECONDS)

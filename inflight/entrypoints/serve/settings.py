@@ -84,6 +84,13 @@ class ServerSettings:
     api_key_file: str | None = _access(
         None, "File with more keys, one a line; lines that begin with # are comments.", **_PATH
     )
+    admin_api_key: str | None = _access(
+        None,
+        "Key that POST /reset_prefix_cache must have; other keys are not enough then. Requests may have it, too. Use "
+        "INFLIGHT_SERVE_ADMIN_API_KEY, because everybody on this machine sees options in `ps`.",
+        metavar="KEY",
+        is_secret=True,
+    )
     metrics_public: bool = _access(False, "Serve /metrics without a key.")
     ssl_certfile: str | None = _access(None, "Speak TLS, and only TLS, with this certificate chain (PEM).", **_PATH)
     ssl_keyfile: str | None = _access(
@@ -201,7 +208,9 @@ class ServerSettings:
     def url(self) -> str:
         """The address of the server, as it is shown to people."""
         scheme = "http" if self.ssl_certfile is None else "https"
-        return f"{scheme}+unix://{self.uds}" if self.uds is not None else f"{scheme}://{shown(self.host, self.port)}"
+        if self.uds is not None:
+            return f"{scheme}+unix://{self.uds}"
+        return f"{scheme}://{shown(self.host, self.port)}"
 
     @property
     def trusted_proxies(self) -> list[str]:
@@ -212,12 +221,18 @@ class ServerSettings:
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach the server."""
-        return self.uds is not None or self.host == "localhost" or is_loopback(self.host)
+        if self.uds is not None or self.host == "localhost":
+            return True
+        return is_loopback(self.host)
 
     @property
     def asks_for_key(self) -> bool:
         """Whether requests need an API key. A file of keys always has a key, because a file without keys is an error."""
         return bool(self.api_keys) or self.api_key_file is not None
+
+    @property
+    def admin_keys(self) -> tuple[str, ...]:
+        return () if self.admin_api_key is None else (self.admin_api_key,)
 
     @property
     def accepted_hosts(self) -> tuple[str, ...]:
@@ -241,7 +256,7 @@ class ServerSettings:
                 f"root_path={self.root_path!r} is not a path like '/llm' or '/a/llm': each part begins with a slash, and has "
                 "only letters, digits and ._~-"
             )
-        yield from key_problems(self.api_keys)
+        yield from key_problems((*self.api_keys, *self.admin_keys))
         if not all(map(_is_network, self.trusted_proxies)):
             yield (
                 f"forwarded_allow_ips={self.forwarded_allow_ips!r} is not a list of addresses and networks, separated by "

@@ -21,7 +21,6 @@ remaining front ends drain, and `inflight serve` fails. Then systemd or Kubernet
 import asyncio
 import contextlib
 import importlib
-import json
 import logging
 import signal
 import socket
@@ -31,14 +30,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inflight.config.engine_args import EngineArgs
-from inflight.entrypoints.serve.front_end_main import CUT, DRAIN, ENGINE, GONE, OPEN, FrontEndStart
+from inflight.entrypoints.serve.front_end_main import CUT, DRAIN, OPEN, FrontEndStart
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.metric_files import metric_files
 from inflight.entrypoints.serve.server import StartUpClock, reads_files_again
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS, Shutdown
+from inflight.entrypoints.serve.terminal import ServerTerminal
 from inflight.errors import EngineDeadError, EngineError, InflightError, error_by_name
 from inflight.processes.child_process import STOPPED_LOOK_SECONDS, ChildProcess, pause_seconds, stop_processes
+from inflight.processes.line_wire import LineWire
 from inflight.processes.recovery_limits import RecoveryLimits
 from inflight.sockets import socket_pair
 
@@ -69,21 +70,22 @@ class FrontEndProcess:
         self.ended: asyncio.Future[None] = loop.create_future()
         self.failure: InflightError | None = None
         self.has_died = False
-        self.index, self.number = index, -1
+        self.index = index
+        self.number = -1
         self.is_replacement = start.is_replacement
         self._is_asked_to_end = False
-        self._received = b""
         with socket_pair() as (self._socket, theirs), start.to_file() as file:
             fds = [listener.fileno(), theirs.fileno(), file.fileno()]
             module = "inflight.entrypoints.serve.front_end_main"
             self.process = ChildProcess(f"inflight: front end {index}", module, fds, variables=variables)
+        self._wire = LineWire(self._socket)
         loop.add_reader(self._socket, self._read)
 
-    def send(self, order: int, fds: Sequence[int] = ()) -> bool:
-        """Send an order. Returns False if the process has ended."""
+    def send(self, order: str | dict[str, int], fds: Sequence[int] = ()) -> bool:
+        """Send an order (front_end_main.py). Returns False if the process has ended."""
         self._is_asked_to_end |= order in (DRAIN, CUT)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._socket, [bytes([order])], list(fds))
+            self._wire.send(order, fds)
             return True
         return False
 
@@ -95,19 +97,20 @@ class FrontEndProcess:
         self._socket.close()
 
     def _read(self) -> None:
+        has_ended = False
+        arrived = []
         try:
-            received = self._socket.recv(65536)
-        except ConnectionResetError:
-            received = b""
-        *lines, self._received = (self._received + received).split(b"\n")
-        for line in lines:
-            match json.loads(line):
+            arrived = self._wire.receive()
+        except (EOFError, ConnectionResetError):
+            has_ended = True
+        for report, _ in arrived:
+            match report:
                 case {"ready": description}:
                     self.ready.set_result(description)
                 case {"failed": [name, message]}:
                     unknown = EngineError(f"a front end could not start: {name}: {message}")
                     self.failure = error_by_name(name, message) or unknown
-        if not received:
+        if has_ended:
             asyncio.get_running_loop().remove_reader(self._socket)
             if self.failure is None and not self._is_asked_to_end:
                 stop_processes([self.process], LAST_SECONDS)
@@ -126,14 +129,20 @@ class _Seat:
     def put(self, engine_socket: socket.socket) -> bool:
         """Hand over the socket to a new process of the replica. Returns False if the front end has ended."""
         with engine_socket:
-            return self.front_end.send(ENGINE + self.index, [engine_socket.fileno()])
+            return self.front_end.send({"engine": self.index}, [engine_socket.fileno()])
 
     def fail(self, error: EngineDeadError) -> None:
         """Tell the front end that the replica is given up."""
-        self.front_end.send(GONE + self.index)
+        self.front_end.send({"gone": self.index})
 
 
-async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listener, clock: StartUpClock) -> int:
+async def supervise(
+    settings: ServerSettings,
+    args: EngineArgs,
+    listener: Listener,
+    clock: StartUpClock,
+    terminal: ServerTerminal | None = None,
+) -> int:
     """Serve until a signal comes. Returns the exit code. No process is left running.
 
     Raises:
@@ -142,7 +151,7 @@ async def supervise(settings: ServerSettings, args: EngineArgs, listener: Listen
     # the front ends have END_SECONDS to end; after that the engine has the same time
     shutdown = Shutdown(settings.shutdown_timeout, 2 * END_SECONDS)
     with shutdown.on_signals(), metric_files(settings.api_server_count) as folder:
-        supervisor = Supervisor(settings, args, listener, shutdown, folder)
+        supervisor = Supervisor(settings, args, listener, shutdown, folder, terminal)
         try:
             supervisor.start_front_ends()
             await supervisor.serve(clock)
@@ -165,13 +174,21 @@ class Supervisor:
     """Owns the processes. `folder` is for the metrics of all front ends. Call each method once, in this order."""
 
     def __init__(
-        self, settings: ServerSettings, args: EngineArgs, listener: Listener, shutdown: Shutdown, folder: str
+        self,
+        settings: ServerSettings,
+        args: EngineArgs,
+        listener: Listener,
+        shutdown: Shutdown,
+        folder: str,
+        terminal: ServerTerminal | None = None,
     ) -> None:
         self.front_ends: list[FrontEndProcess] = []
-        self._settings, self._args = settings, args
+        self._settings = settings
+        self._args = args
         self._listener = listener
         self._shutdown = shutdown
         self._folder = folder
+        self._terminal = terminal
         self._keepers: list[Keeper] = []  # one for each replica; empty before they are started
         self._limits: RecoveryLimits | None = None  # None if no front end may be replaced
         self._faults: dict[int, _Fault] = {}  # index of a front end -> its newest death
@@ -185,7 +202,7 @@ class Supervisor:
         self._looking = asyncio.create_task(self._look_after())
         if reads_files_again(self._settings):
             # A front end inherits that SIGHUP is ignored, so the signal cannot end it before it has a handler.
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._pass_on_sighup)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._record_hangup)
 
     async def _look_after(self) -> None:
         """Kill front ends that are stopped by a signal, from the start until the last one has ended."""
@@ -306,8 +323,9 @@ class Supervisor:
         if fault is None or dead.ready.done():
             if self._limits.problem():
                 return False
-            self._limits.note()
-            fault = self._faults[index] = _Fault(time.monotonic() + self._limits.config.engine_recovery_timeout_sec)
+            self._limits.record()
+            deadline = time.monotonic() + self._limits.config.engine_recovery_timeout_sec
+            fault = self._faults[index] = _Fault(deadline)
         else:  # the one that took the place of a dead one has died, too, before it was ready
             fault.num_failed += 1
         while True:
@@ -346,6 +364,9 @@ class Supervisor:
         start = FrontEndStart(settings=self._settings, args=self._args, index=index, is_replacement=is_replacement)
         return FrontEndProcess(index, self._listener.socket, start, {"PROMETHEUS_MULTIPROC_DIR": self._folder})
 
-    def _pass_on_sighup(self) -> None:
+    def _record_hangup(self) -> None:
+        if self._terminal is not None and self._terminal.was_closed:
+            self._shutdown.begin()
+            return
         for front_end in self.front_ends:
             front_end.process.send_signal(signal.SIGHUP)

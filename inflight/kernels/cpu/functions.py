@@ -69,6 +69,22 @@ class ShortConv(ctypes.Structure):
     )
 
 
+class ExpertRouter(ctypes.Structure):
+    """The struct of this name in kernels.h."""
+
+    _fields_ = _fields(
+        (c_int64, "num_experts top_k"), (c_float, "scale"), (c_int32, "scoring renormalizes has_shared has_shared_gate")
+    )
+
+
+class Experts(ctypes.Structure):
+    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
+
+    _fields_ = _fields(
+        (c_void_p, "gate_up down"), (c_int64, "num_experts choices_per_row hidden_size inner_size"), (c_int32, "dtype")
+    )
+
+
 class TapeCall(ctypes.Structure):
     """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its arguments alive."""
 
@@ -102,6 +118,9 @@ SIGNATURES: dict[str, list[Any]] = {  # Any: ctypes has no common type for them
     "inflight_norm_and_rotate": [*_HEADS, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int32],
     "inflight_linear": [*_ROWS, c_int32, *_ROWS, c_int32, c_int64, POINTER(LinearWeight)],
     "inflight_linear_of_heads": [*(*_HEADS, *_HEADS, c_int32, c_int64, c_int64), POINTER(LinearWeight)],
+    "inflight_choose_experts": [*_ROWS, c_void_p, c_int64, POINTER(ExpertRouter)],
+    "inflight_experts": [*_ROWS, c_void_p, c_void_p, c_int64, POINTER(Experts)],
+    "inflight_add_experts": [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32],
     "inflight_copy_heads": [*_HEADS, *_HEADS, c_int64, c_int64, c_int64, c_int32],
     "inflight_packed_size": [POINTER(LinearWeight), POINTER(c_int64), POINTER(c_int64)],
     "inflight_packed_features": [POINTER(LinearWeight), c_void_p],

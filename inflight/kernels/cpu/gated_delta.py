@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from inflight.kernels.cpu.call_checks import require, require_states
 from inflight.kernels.cpu.functions import DTYPES, AttentionStep, GatedDelta
-from inflight.kernels.cpu.limits import gated_delta_problem, require, require_states, require_supported
+from inflight.kernels.cpu.limits import gated_delta_problem, require_supported
 from inflight.kernels.cpu.recording import KernelLibrary
 from inflight.kernels.gated_delta import GatedDeltaShape, GatedDeltaWeights
 
@@ -27,7 +28,9 @@ class CpuGatedDelta:
         ):
             fits = weight.shape == size and weight.dtype == torch.float32 and weight.is_contiguous()
             require(fits, f"gated_delta needs a contiguous weight in float32 {list(size)}", weight)
-        self._kernels, self._shape, self._weights = kernels, shape, weights
+        self._kernels = kernels
+        self._shape = shape
+        self._weights = weights
 
     @staticmethod
     def supports(shape: GatedDeltaShape, dtype: torch.dtype) -> bool:

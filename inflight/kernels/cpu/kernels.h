@@ -90,6 +90,28 @@ struct ShortConv {  // a layer of short_conv.cpp, on this rank
     int32_t dtype;                 // of the rows and of the state
 };
 
+constexpr int64_t kMostExperts = 1024;
+
+struct ExpertRouter {  // as in config/experts.py
+    int64_t num_experts;           // at most kMostExperts
+    int64_t top_k;
+    float scale;
+    int32_t scoring;               // 0: softmax, 1: sigmoid
+    int32_t renormalizes;
+    int32_t has_shared;            // whether each row has the expert `num_experts` behind the chosen ones
+    int32_t has_shared_gate;       // whether the shared expert has a logit
+};
+
+struct Experts {  // a layer of experts.cpp, on this rank
+    const LinearWeight* gate_up;   // of each expert, with a gate
+    const LinearWeight* down;      // of each expert
+    int64_t num_experts;           // with the shared one
+    int64_t choices_per_row;
+    int64_t hidden_size;
+    int64_t inner_size;            // the largest number of results of a gate
+    int32_t dtype;                 // of the rows, and of the results of gates
+};
+
 constexpr int32_t kTapeArguments = 11;  // the most that a function on a tape has
 
 struct TapeCall {
@@ -172,6 +194,19 @@ INFLIGHT_EXPORT void inflight_linear(
 INFLIGHT_EXPORT void inflight_linear_of_heads(
     const void* x, int64_t x_stride, int64_t x_head_stride, void* out, int64_t out_stride, int64_t out_head_stride, int32_t dtype,
     int64_t num_rows, int64_t num_heads, const LinearWeight* weights);
+
+// Chooses the experts of each row. logits: [num_rows, experts], strided; out: [num_rows, choices per row], each an int32, the
+// expert, and a float, its weight.
+INFLIGHT_EXPORT void inflight_choose_experts(
+    const float* logits, int64_t logits_stride, void* out, int64_t num_rows, const ExpertRouter* router);
+
+// The results of the chosen experts, times their weights: x [num_rows, hidden_size], out [num_rows, choices per row, hidden_size].
+INFLIGHT_EXPORT void inflight_experts(
+    const void* x, int64_t x_stride, const void* choices, float* out, int64_t num_rows, const Experts* layer);
+
+// out [num_rows, size] = the sum of `results` [num_rows, per_row, size] over the second dimension, from first to last.
+INFLIGHT_EXPORT void inflight_add_experts(
+    const float* results, void* out, int64_t num_rows, int64_t per_row, int64_t size, int32_t dtype);
 
 // Returns the size of weight->packed in bytes, and the number of lanes of all its panels.
 INFLIGHT_EXPORT void inflight_packed_size(const LinearWeight* weight, int64_t* num_bytes, int64_t* num_lanes);

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from inflight.kernels.cpu.call_checks import require, require_rows
 from inflight.kernels.cpu.functions import DTYPES
-from inflight.kernels.cpu.limits import require, require_rows
 from inflight.kernels.cpu.recording import KernelLibrary
 from inflight.kernels.gate import GATE_CODES
 from inflight.kernels.layer_ops import LayerOps

@@ -93,7 +93,8 @@ def open_kernels(wanted: str) -> KernelLibrary:
     _check_sources(library, path)
     for name, argument_types in SIGNATURES.items():
         function = library[name]
-        function.argtypes, function.restype = argument_types, RESULTS.get(name)
+        function.argtypes = argument_types
+        function.restype = RESULTS.get(name)
         setattr(library, name, recordable(library.recording, name, function))
     return library
 
@@ -129,7 +130,8 @@ def _processor_flags() -> frozenset[str]:
 
 def _share_openmp_runtime() -> None:
     """Makes torch's OpenMP runtime visible to the library, which is not linked to a runtime of its own."""
-    mapped = dict.fromkeys(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line)
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    mapped = dict.fromkeys(line.split()[-1] for line in lines if "/" in line)
     runtimes = [path for path in mapped if Path(path).name.startswith(("libgomp", "libiomp5", "libomp"))]
     # the operating system names mapped files without symbolic links
     of_torch = [path for path in runtimes if Path(path).is_relative_to(Path(torch.__file__).resolve().parent)]

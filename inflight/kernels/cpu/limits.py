@@ -1,22 +1,15 @@
 """What the C++ kernels support. Each limit is stated here, once, for the code that chooses a kernel and the code that calls it.
 
-If a kernel gets a size, dtype or stride that it does not support, it may write to memory that is not its own. So the wrappers
-of the kernels refuse such calls:
-
-- The sizes of a model are checked when a layer is made or bound to its cache. `require_supported` raises `ConfigError`.
-- In each call, the wrapper checks that the tensors fit together. If they do not, Inflight has a defect, and `require` raises
-  `AssertionError`. It is no `assert` statement, because `python -O` would remove it.
+The sizes of a model are checked when a layer is made or bound to its cache. `require_supported` raises `ConfigError`.
+call_checks.py checks that the tensors of each call fit together.
 """
 
-import ctypes
-import math
-from collections.abc import Sequence
+import functools
 
 import torch
-from torch import Tensor
 
 from inflight.errors import ConfigError
-from inflight.kernels.cpu.functions import DTYPES, AttentionStep
+from inflight.kernels.cpu.functions import DTYPES
 from inflight.kernels.gated_delta import GatedDeltaShape
 from inflight.kernels.quantized_weight import GROUP_SIZE_MULTIPLE
 
@@ -25,6 +18,7 @@ MAX_INT8_HEAD_DIM = 512  # a sum of 512 products of int8 and int16 fits 32 bits
 KEY_DIM_MULTIPLE, VALUE_DIM_MULTIPLE = 16, 32  # of the gated delta rule: a vector, and a tile of two vectors
 CHANNEL_MULTIPLE = 16  # of short convolutions
 MAX_CONVOLUTION = 8  # tokens that a convolution covers, `kMaxConvolution` of kernels.h
+MAX_EXPERTS = 1024  # of a layer, `kMostExperts` of kernels.h
 IN_FEATURES_MULTIPLE = 4  # one instruction multiplies four bytes
 MAX_INTEGER_IN_FEATURES = 2**31 // (255 * 127)  # the sum of so many products of a uint8 and an int8 fits an int32
 
@@ -41,57 +35,13 @@ def require_supported(problem: str | None) -> None:
         raise ConfigError(problem)
 
 
-def require(fits: bool, needed: str, *given: object) -> None:
-    """
-    Args:
-        fits: whether a call's arguments are what the kernel needs.
-        needed: the kernel's name and what it needs, for the message.
-        given: the arguments. A kernel gets pointers to the tensors among them.
-
-    Raises:
-        AssertionError: they are not, or a tensor is not in the memory of the CPU.
-    """
-    if not fits or any(isinstance(each, Tensor) and not each.is_cpu for each in given):
-        raise AssertionError(f"{needed}, in the memory of the CPU; given: {', '.join(map(_described, given))}")
-
-
-def _described(given: object) -> str:
-    if not isinstance(given, Tensor):
-        return str(given)
-    dtype = str(given.dtype).removeprefix("torch.")
-    return f"{dtype} {list(given.shape)} with strides {list(given.stride())} on {given.device}"
-
-
-def require_rows(rows: Tensor, num_rows: int) -> None:
-    """Requires that each of `rows` (int64 [n], contiguous) is the index of one of `num_rows` rows. It calls no operation of
-    torch, because a `Recorder` would see it."""
-    if indices := (ctypes.c_int64 * len(rows)).from_address(rows.data_ptr())[:]:
-        lowest, highest = min(indices), max(indices)
-        require(
-            lowest >= 0 and highest < num_rows,
-            "rows must exist",
-            f"{num_rows} rows, and indices from {lowest} to {highest}",
-        )
-
-
-def require_states(
-    states: Tensor,
-    offsets: Sequence[int],
-    shapes: Sequence[tuple[int, ...]],
-    dtypes: Sequence[torch.dtype],
-    step: AttentionStep,
+@functools.cache
+def require_attention(
+    head_dim: int, value_dim: int | None, block_size: int, dtype: torch.dtype, kv_cache_dtype: torch.dtype
 ) -> None:
-    """Requires that a state has room for tensors that begin at `offsets`, and a block for the states of `step`. `states`: uint8
-    [num_blocks, bytes]."""
-    ends = [
-        start + math.prod(shape) * dtype.itemsize for start, shape, dtype in zip(offsets, shapes, dtypes, strict=False)
-    ]
-    limits = *offsets[1 : len(ends)], step.state_bytes
-    fits = states.dtype == torch.uint8 and states.stride(1) == 1 and offsets[0] == 0
-    fits = fits and all(end <= limit for end, limit in zip(ends, limits, strict=True))
-    fits = fits and step.num_states > 0 and step.num_states * step.state_bytes <= states.shape[1]
-    given = states, offsets, shapes, step.state_bytes, step.num_states
-    require(fits, "a recurrent layer needs states that lie one behind the other in a block", *given)
+    """Requires that `attention_problem` finds no problem. Each call of the kernel asks, and a layer's sizes never change, so
+    sizes without a problem are kept."""
+    require_supported(attention_problem(head_dim, value_dim, block_size, dtype, kv_cache_dtype))
 
 
 def attention_problem(
@@ -132,7 +82,9 @@ def gated_delta_problem(shape: GatedDeltaShape, dtype: torch.dtype) -> str | Non
             f"that is a multiple of {VALUE_DIM_MULTIPLE}, a number of value heads that is a multiple of that of key heads, and "
             f"a kernel_size from 1 to {MAX_CONVOLUTION}, not {shape}"
         )
-    return None if dtype in DTYPES else f"the C++ kernel of the gated delta rule needs float32 or bfloat16, not {dtype}"
+    if dtype in DTYPES:
+        return None
+    return f"the C++ kernel of the gated delta rule needs float32 or bfloat16, not {dtype}"
 
 
 def short_conv_problem(num_channels: int, kernel_size: int, dtype: torch.dtype) -> str | None:
@@ -142,7 +94,16 @@ def short_conv_problem(num_channels: int, kernel_size: int, dtype: torch.dtype) 
             f"the C++ kernel of short convolutions needs a number of channels that is a multiple of {CHANNEL_MULTIPLE} and a "
             f"kernel_size from 1 to {MAX_CONVOLUTION}, not {num_channels} channels and a kernel_size of {kernel_size}"
         )
-    return None if dtype in DTYPES else f"the C++ kernel of short convolutions needs float32 or bfloat16, not {dtype}"
+    if dtype in DTYPES:
+        return None
+    return f"the C++ kernel of short convolutions needs float32 or bfloat16, not {dtype}"
+
+
+def experts_problem(num_experts: int, top_k: int) -> str | None:
+    """Of experts.cpp. `linear_problem` says which sizes an expert may have."""
+    if not 1 <= top_k <= num_experts <= MAX_EXPERTS:
+        return f"the C++ kernel of experts needs 1 to {MAX_EXPERTS} of them, not {num_experts}, of which {top_k} are chosen"
+    return None
 
 
 def linear_problem(in_features: int, *, group_size: int, bits: int) -> str | None:

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "linear.h"
+#include "linear_product.h"
 #include "quantize_row.h"
 #include "threads.h"
 
@@ -21,41 +21,9 @@ namespace {
 
 constexpr int kTileRows = kLanes == 16 ? 12 : 4;         // rows of a tile: each needs two registers for its sums
 constexpr int kGroupedTileRows = kLanes == 16 ? 6 : 2;   // the same if rows have several groups, whose sums need registers, too
-constexpr int64_t kParallelWork = 1 << 17;               // with fewer multiplications, one thread is faster
 constexpr int64_t kCacheShare = 256 << 10;               // bytes of a core's cache for weights, and as many for rows
 constexpr int kLine = 64;
 constexpr int64_t kAhead = 4096;                         // how many bytes a prefetch is ahead of the computation
-
-struct Call {
-    const char* x;
-    int64_t x_stride;  // bytes
-    int32_t x_dtype;
-    char* out;
-    int64_t out_stride;  // elements
-    int32_t out_dtype;
-    int64_t num_rows;
-    const LinearWeight& weight;
-};
-
-struct PlacedOutlier {  // an outlier of a row, with the place of its weights in a panel
-    int32_t weights;    // bytes from the panel's beginning to the two vectors that hold them
-    int32_t scales;     // and to their group's scales
-    int32_t first_bit;  // of its weight in each unit of the vectors
-    float value;        // relative to the row's scale
-};
-
-struct Rows {  // copied into tiles; a tile's part of an array begins where the rows before the tile end
-    const uint32_t* units;  // [num_rows * units per row]; within a tile: [unit][row]
-    // only if the weight is of integers
-    const int32_t* group_sums;      // [num_rows * num_groups]; within a tile: [group][row]
-    const float* scales;            // [num_rows]
-    const int32_t* num_outliers;    // [num_rows]
-    const PlacedOutlier* outliers;  // [num_rows][kMostOutliers]
-};
-
-struct Tile {
-    int64_t first, count;  // rows
-};
 
 // Prefetches memory during a computation. `at` is the address. It moves on by `step` bytes with each vector of the panel. The
 // prefetch goes to the first-level cache, because a panel is read soon, and in the order of its addresses. (Attention prefetches
@@ -68,21 +36,6 @@ struct Fetch {
     void next(int64_t i) const {
         __builtin_prefetch(at + i * step);
         if constexpr (kLanes == 16) __builtin_prefetch(at + i * step + kLine);
-    }
-};
-
-struct Tiling {
-    int64_t num_tiles, base, longer;  // the first `longer` tiles have base + 1 rows
-
-    Tiling(int64_t num_rows, int64_t most) {
-        num_tiles = (num_rows + most - 1) / most;
-        base = num_rows / num_tiles;
-        longer = num_rows % num_tiles;
-    }
-    Tile at(int64_t i) const { return {i * base + std::min(i, longer), base + (i < longer)}; }
-    Tile of_row(int64_t row) const {
-        const int64_t in_longer = longer * (base + 1);
-        return at(row < in_longer ? row / (base + 1) : longer + (row - in_longer) / base);
     }
 };
 
@@ -292,6 +245,10 @@ inline void store_result(const Call& call, int64_t row, int64_t column, VecF v, 
         store_some(reinterpret_cast<bf16*>(call.out) + at, v, count);
 }
 
+inline VecF gated(const LinearWeight& weight, VecF a, VecF b) {
+    return mul(weight.gate == 1 ? silu(a) : gelu(a), b);
+}
+
 // `scales`: of the tile's rows, if the weight is of integers.
 template <int kRows>
 __attribute__((always_inline)) inline void finish(
@@ -309,14 +266,19 @@ __attribute__((always_inline)) inline void finish(
             a = add(a, load(weight.bias + panel * kPanel));
             b = add(b, load(weight.bias + panel * kPanel + kLanes));
         }
+        if (call.factors != nullptr) {
+            const VecF factor = splat(call.factors[first_row + r]);
+            a = mul(a, factor);
+            b = mul(b, factor);
+        }
+        const int64_t row = call.out_rows == nullptr ? first_row + r : call.out_rows[first_row + r];
         if (weight.gate != 0) {
             const int64_t column = panel * kLanes;
-            const VecF gated = mul(weight.gate == 1 ? silu(a) : gelu(a), b);
-            store_result(call, first_row + r, column, gated, weight.out_features / 2 - column);
+            store_result(call, row, column, gated(weight, a, b), weight.out_features / 2 - column);
         } else {
             const int64_t column = panel * kPanel;
-            store_result(call, first_row + r, column, a, weight.out_features - column);
-            store_result(call, first_row + r, column + kLanes, b, weight.out_features - column - kLanes);
+            store_result(call, row, column, a, weight.out_features - column);
+            store_result(call, row, column + kLanes, b, weight.out_features - column - kLanes);
         }
     }
 }
@@ -364,14 +326,6 @@ void arrange_row(const uint32_t* from, int64_t num_units, int64_t step, uint32_t
     for (int64_t i = 0; i < num_units; i++) to[i * step] = from[i];
 }
 
-struct Memory {  // of the calling thread, kept from call to call
-    std::vector<uint32_t> units;
-    std::vector<int32_t> group_sums;
-    std::vector<float> scales;
-    std::vector<int32_t> num_outliers;
-    std::vector<PlacedOutlier> outliers;
-};
-
 PlacedOutlier place(const LinearWeight& weight, const PanelLayout& layout, const Outlier& outlier, float scale) {
     const uint32_t feature = outlier.feature, group_size = weight.group_size;
     const uint32_t group = layout.num_groups == 1 ? 0 : feature / group_size, unit = (feature - group * group_size) / 4;
@@ -382,98 +336,114 @@ PlacedOutlier place(const LinearWeight& weight, const PanelLayout& layout, const
     return {start + vector, start + static_cast<int32_t>(layout.weight_bytes), first_bit, outlier.value / scale};
 }
 
-void arrange(const Call& call, const PanelLayout& layout, const Tiling& tiling, int64_t row, Memory& memory) {
-    const LinearWeight& weight = call.weight;
-    const Tile tile = tiling.of_row(row);
-    const int64_t in_tile = row - tile.first;
-    const char* from = call.x + row * call.x_stride;
-    if (weight.bits > 8) {
-        const int64_t num_units = weight.in_features * weight.bits / 32;
-        arrange_row(
-            reinterpret_cast<const uint32_t*>(from), num_units, tile.count, memory.units.data() + tile.first * num_units + in_tile);
-        return;
-    }
-    uint32_t* units = memory.units.data() + tile.first * (weight.in_features / 4) + in_tile;
-    int32_t* sums = memory.group_sums.data() + tile.first * layout.num_groups + in_tile;
-    Outlier outliers[kMostOutliers];
-    const auto quantize = [&](const auto* x) {
-        const int64_t size = weight.in_features;
-        return quantize_row(x, size, weight.group_size, outlier_factor(size, weight.bits), tile.count, units, sums, outliers);
-    };
-    const QuantizedRow quantized = call.x_dtype == kFloat32 ? quantize(reinterpret_cast<const float*>(from))
-                                                            : quantize(reinterpret_cast<const bf16*>(from));
-    memory.scales[row] = quantized.scale;
-    memory.num_outliers[row] = quantized.num_outliers;
-    for (int32_t i = 0; i < quantized.num_outliers; i++)
-        memory.outliers[row * kMostOutliers + i] = place(weight, layout, outliers[i], quantized.scale);
-}
-
 template <typename T>
 T* at_least(std::vector<T>& memory, int64_t count) {
     if (static_cast<int64_t>(memory.size()) < count) memory.resize(count);
     return memory.data();
 }
 
-// -- the work ---------------------------------------------------------------------------------------------------------
+int64_t units_per_row(const LinearWeight& weight) { return weight.in_features * (weight.bits <= 8 ? 8 : weight.bits) / 32; }
+
+}  // namespace
+
+void RowMemory::reserve(int64_t num_rows, const LinearWeight* weights, int64_t num_weights) {
+    units_per_row_ = groups_per_row_ = 0;
+    for (const LinearWeight* weight = weights; weight < weights + num_weights; weight++) {
+        units_per_row_ = std::max(units_per_row_, units_per_row(*weight));
+        if (weight->bits <= 8) groups_per_row_ = std::max(groups_per_row_, PanelLayout(*weight).num_groups);
+    }
+    at_least(units_, num_rows * units_per_row_);
+    if (groups_per_row_ == 0) return;
+    at_least(group_sums_, num_rows * groups_per_row_);
+    at_least(scales_, num_rows);
+    at_least(num_outliers_, num_rows);
+    at_least(outliers_, num_rows * kMostOutliers);
+}
+
+Rows RowMemory::from(int64_t row) {
+    return {
+        units_.data() + row * units_per_row_, group_sums_.data() + row * groups_per_row_, scales_.data() + row,
+        num_outliers_.data() + row, outliers_.data() + row * kMostOutliers};
+}
+
+Product::Product(const Call& call, const Rows& memory)
+    : call_(call),
+      layout_(call.weight),
+      tiling_(call.num_rows, call.weight.bits <= 8 && layout_.num_groups > 1 ? kGroupedTileRows : kTileRows),
+      rows_(memory),
+      is_arranged_(call.weight.bits > 8 && call.num_rows == 1) {
+    if (is_arranged_) {
+        const int64_t row = call.x_rows == nullptr ? 0 : *call.x_rows;
+        rows_.units = reinterpret_cast<uint32_t*>(const_cast<char*>(call.x + row * call.x_stride));  // which is only read
+    }
+    // With many rows, a task is a part of the tiles and a part of the panels, so that both parts stay in the cache.
+    const int64_t tile_bytes = (tiling_.base + 1) * units_per_row(call.weight) * static_cast<int64_t>(sizeof(uint32_t));
+    tiles_at_once_ = std::max<int64_t>(1, kCacheShare / tile_bytes);
+    num_row_cuts_ = (tiling_.num_tiles + tiles_at_once_ - 1) / tiles_at_once_;
+    panels_at_once_ = std::max<int64_t>(1, kCacheShare / layout_.panel_bytes);
+    num_tasks_ = num_row_cuts_ == 1 ? layout_.num_panels
+                                    : num_row_cuts_ * ((layout_.num_panels + panels_at_once_ - 1) / panels_at_once_);
+}
+
+void Product::arrange(int64_t row) const {
+    const LinearWeight& weight = call_.weight;
+    const Tile tile = tiling_.of_row(row);
+    const int64_t in_tile = row - tile.first;
+    const char* from = call_.x + (call_.x_rows == nullptr ? row : call_.x_rows[row]) * call_.x_stride;
+    uint32_t* units = rows_.units + tile.first * units_per_row(weight) + in_tile;
+    if (weight.bits > 8) return arrange_row(reinterpret_cast<const uint32_t*>(from), units_per_row(weight), tile.count, units);
+    int32_t* sums = rows_.group_sums + tile.first * layout_.num_groups + in_tile;
+    Outlier outliers[kMostOutliers];
+    const auto quantize = [&](const auto* x) {
+        const int64_t size = weight.in_features;
+        return quantize_row(x, size, weight.group_size, outlier_factor(size, weight.bits), tile.count, units, sums, outliers);
+    };
+    const QuantizedRow quantized = call_.x_dtype == kFloat32 ? quantize(reinterpret_cast<const float*>(from))
+                                                             : quantize(reinterpret_cast<const bf16*>(from));
+    rows_.scales[row] = quantized.scale;
+    rows_.num_outliers[row] = quantized.num_outliers;
+    for (int32_t i = 0; i < quantized.num_outliers; i++)
+        rows_.outliers[row * kMostOutliers + i] = place(weight, layout_, outliers[i], quantized.scale);
+}
+
+void Product::compute(int64_t first_task, int64_t end_task) const {
+    if (num_row_cuts_ == 1) return multiply(0, tiling_.num_tiles, first_task, end_task);
+    for (int64_t task = first_task; task < end_task; task++) {
+        const int64_t first = task / num_row_cuts_ * panels_at_once_, first_tile = task % num_row_cuts_ * tiles_at_once_;
+        multiply(
+            first_tile, std::min(tiling_.num_tiles, first_tile + tiles_at_once_), first,
+            std::min(layout_.num_panels, first + panels_at_once_));
+    }
+}
 
 // Multiplies the tiles [first_tile, end_tile) with the panels [first, end), and prefetches the next panel meanwhile.
-void multiply(
-    const Call& call, const PanelLayout& layout, const Rows& rows, const Tiling& tiling, int64_t first_tile, int64_t end_tile,
-    int64_t first, int64_t end) {
-    const char* weights = static_cast<const char*>(call.weight.packed);
+void Product::multiply(int64_t first_tile, int64_t end_tile, int64_t first, int64_t end) const {
+    const char* weights = static_cast<const char*>(call_.weight.packed);
     for (int64_t panel = first; panel < end; panel++) {
-        const char* at = weights + panel * layout.panel_bytes;
+        const char* at = weights + panel * layout_.panel_bytes;
         // one tile prefetches its own panel, some lines ahead; several tiles share the prefetch of the next panel
         const int64_t num_tiles = end_tile - first_tile;
-        const char* ahead = num_tiles == 1 ? at + kAhead : panel + 1 < end ? at + layout.panel_bytes : at;
+        const char* ahead = num_tiles == 1 ? at + kAhead : panel + 1 < end ? at + layout_.panel_bytes : at;
         for (int64_t i = 0; i < num_tiles; i++) {
-            const Tile tile = tiling.at(first_tile + i);
-            const Fetch fetch{ahead + i * layout.panel_bytes / num_tiles, static_cast<int64_t>(kPanel * sizeof(uint32_t)) / num_tiles};
-            tile_function(call.weight, tile.count)(call, layout, rows, tile, panel, fetch);
+            const Tile tile = tiling_.at(first_tile + i);
+            const Fetch fetch{ahead + i * layout_.panel_bytes / num_tiles, static_cast<int64_t>(kPanel * sizeof(uint32_t)) / num_tiles};
+            tile_function(call_.weight, tile.count)(call_, layout_, rows_, tile, panel, fetch);
         }
     }
 }
 
+namespace {
+
 void run(const Call& call) {
-    static thread_local Memory memory;  // thread-local; through references all threads use the caller's
-    const LinearWeight& weight = call.weight;
-    const PanelLayout layout(weight);
-    const Tiling tiling(call.num_rows, weight.bits <= 8 && layout.num_groups > 1 ? kGroupedTileRows : kTileRows);
-    const bool is_integer = weight.bits <= 8, is_arranged = !is_integer && call.num_rows == 1;
-    const int64_t units_per_row = weight.in_features * (is_integer ? 8 : weight.bits) / 32;
-    Rows rows{reinterpret_cast<const uint32_t*>(call.x), nullptr, nullptr, nullptr, nullptr};
-    if (!is_arranged) rows.units = at_least(memory.units, call.num_rows * units_per_row);
-    if (is_integer) {
-        rows.group_sums = at_least(memory.group_sums, call.num_rows * layout.num_groups);
-        rows.scales = at_least(memory.scales, call.num_rows);
-        rows.num_outliers = at_least(memory.num_outliers, call.num_rows);
-        rows.outliers = at_least(memory.outliers, call.num_rows * kMostOutliers);
-    }
-    Memory& shared = memory;
-    const int64_t work = call.num_rows * weight.in_features * weight.out_features;
-    const bool is_shared = work >= kParallelWork;
-    // With many rows, a task is a part of the tiles and a part of the panels, so that both parts stay in the cache.
-    const int64_t tile_bytes = (tiling.base + 1) * units_per_row * static_cast<int64_t>(sizeof(uint32_t));
-    const int64_t tiles_at_once = std::max<int64_t>(1, kCacheShare / tile_bytes);
-    const int64_t num_row_cuts = (tiling.num_tiles + tiles_at_once - 1) / tiles_at_once;
-    const int64_t panels_at_once = std::max<int64_t>(1, kCacheShare / layout.panel_bytes);
-    const int64_t num_tasks =
-        num_row_cuts == 1 ? layout.num_panels : num_row_cuts * ((layout.num_panels + panels_at_once - 1) / panels_at_once);
-    if (!is_arranged)
-        share_each(call.num_rows, is_shared && call.num_rows > 1, [&](int64_t row) { arrange(call, layout, tiling, row, shared); });
-    if (num_row_cuts == 1) {
-        // a range is several neighbouring panels, one stream of memory
-        share(num_tasks, is_shared, num_tasks, [&](int64_t first, int64_t end) {
-            multiply(call, layout, rows, tiling, 0, tiling.num_tiles, first, end);
-        });
-    } else {
-        share(num_tasks, is_shared, 1, [&](int64_t task, int64_t) {
-            const int64_t first = task / num_row_cuts * panels_at_once, first_tile = task % num_row_cuts * tiles_at_once;
-            multiply(
-                call, layout, rows, tiling, first_tile, std::min(tiling.num_tiles, first_tile + tiles_at_once), first,
-                std::min(layout.num_panels, first + panels_at_once));
-        });
-    }
+    static thread_local RowMemory memory;  // the product has pointers to it, so that all threads use the caller's
+    memory.reserve(call.num_rows, &call.weight, 1);
+    const Product product(call, memory.from(0));
+    const bool is_shared = product.num_multiplications() >= kParallelWork;
+    if (product.needs_arranging())
+        share_each(call.num_rows, is_shared && call.num_rows > 1, [&](int64_t row) { product.arrange(row); });
+    // a range is several neighbouring panels, one stream of memory
+    const int64_t most = product.is_stream() ? product.num_tasks() : 1;
+    share(product.num_tasks(), is_shared, most, [&](int64_t first, int64_t end) { product.compute(first, end); });
 }
 
 }  // namespace

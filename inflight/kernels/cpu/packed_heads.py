@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from inflight.kernels.cpu.call_checks import require
 from inflight.kernels.cpu.functions import DTYPES, LinearWeight
-from inflight.kernels.cpu.limits import require
 from inflight.kernels.cpu.linear import PackedLinear
 
 

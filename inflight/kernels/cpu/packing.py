@@ -7,17 +7,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from inflight.config.architecture import GELU_TANH, SILU
+from inflight.kernels.cpu.call_checks import require
 from inflight.kernels.cpu.functions import DTYPES, LinearWeight
-from inflight.kernels.cpu.limits import linear_problem, require, require_supported
-from inflight.kernels.cpu.linear import HugePages, PackedLinear
+from inflight.kernels.cpu.huge_pages import HugePages
+from inflight.kernels.cpu.limits import linear_problem, require_supported
+from inflight.kernels.cpu.linear import PackedLinear
 from inflight.kernels.gate import GATE_CODES
 from inflight.kernels.quantized_weight import QuantizedWeight
+
+_PART_DTYPES = {32: (torch.float32,), 16: (torch.bfloat16,), 8: (torch.int8, torch.uint8), 4: (torch.uint8,)}  # of bits
 
 
 def pack_float(
     kernels: ctypes.CDLL, memory: HugePages, parts: Sequence[Tensor], bias: Tensor | None, *, gate: str | None
 ) -> PackedLinear:
-    """Packs a weight of floats. `parts`: see `PackedLinear`; all are float32 or all are bfloat16. `gate`: if it is
+    """Packs a weight of floats. `parts`: see `pack`; all are float32 or all are bfloat16. `gate`: if it is
     given, the result is gate(first half of the output features) * second half."""
     in_features = parts[0].shape[1]
     described = LinearWeight(
@@ -28,7 +33,7 @@ def pack_float(
         bits=8 * parts[0].itemsize,
         gate=GATE_CODES[gate],
     )
-    return PackedLinear(kernels, described, memory, bias, parts)
+    return pack(kernels, described, memory, bias, parts)
 
 
 def pack_integers(
@@ -51,7 +56,73 @@ def pack_integers(
         gate=GATE_CODES[gate],
     )
     scaled = [None if tensor is None else (tensor * 2.0**-exponent).contiguous() for tensor in (scales, offsets)]
-    return PackedLinear(kernels, described, memory, bias, [values], *scaled)
+    return pack(kernels, described, memory, bias, [values], *scaled)
+
+
+def pack(
+    kernels: ctypes.CDLL,
+    weight: LinearWeight,
+    memory: HugePages,
+    bias: Tensor | None,
+    parts: Sequence[Tensor],
+    scales: Tensor | None = None,
+    offsets: Tensor | None = None,
+) -> PackedLinear:
+    """Packs a weight.
+
+    Args:
+        weight: describes the weight. Its pointers are not set yet; this function sets them.
+        memory: allocates the memory of the packed weight.
+        bias: [out_features] or None.
+        parts: stacked along the rows, they are [out_features, in_features]. Each part may have its own row stride.
+        scales, offsets: float32, as in `QuantizedWeight`.
+
+    Raises:
+        ConfigError: the kernels do not support the weight.
+    """
+    _check_weight(weight, bias, parts, scales, offsets)
+    num_bytes, num_lanes = ctypes.c_int64(), ctypes.c_int64()
+    kernels.inflight_packed_size(weight, num_bytes, num_lanes)
+    packed = memory.allocate(num_bytes.value)
+    weight.packed = packed.data_ptr()
+    packed_bias: Tensor | None = None
+    if bias is not None:
+        features = torch.empty(num_lanes.value, dtype=torch.int64, device="cpu")
+        kernels.inflight_packed_features(weight, features.data_ptr())
+        packed_bias = bias.float()[features.clamp(min=0)].contiguous()
+        weight.bias = packed_bias.data_ptr()
+    rows = torch.cat([_row_pointers(part) for part in parts])
+    pointers = (None if tensor is None else tensor.data_ptr() for tensor in (scales, offsets))
+    kernels.inflight_pack_linear(rows.data_ptr(), parts[0].dtype == torch.int8, *pointers, weight)
+    return PackedLinear(kernels, weight, parts[0].dtype, packed, packed_bias)
+
+
+def _check_weight(
+    weight: LinearWeight, bias: Tensor | None, parts: Sequence[Tensor], scales: Tensor | None, offsets: Tensor | None
+) -> None:
+    """Checks that the kernels support the weight, and that its tensors have the sizes that it describes."""
+    require_supported(linear_problem(weight.in_features, group_size=weight.group_size, bits=weight.bits))
+    dtype = parts[0].dtype
+    fits = sum(len(part) for part in parts) == weight.out_features and dtype in _PART_DTYPES[weight.bits]
+    fits = fits and all(
+        part.stride(1) == 1 and part.shape[1] == weight.in_features and part.dtype == dtype for part in parts
+    )
+    needed = f"a weight of {weight.bits} bits, {weight.out_features} x {weight.in_features}, needs parts of these sizes"
+    require(fits, needed, *parts)
+    groups = weight.out_features, weight.in_features // weight.group_size
+    for tensor, is_needed in ((scales, weight.bits <= 8), (offsets, bool(weight.has_offsets))):
+        fits = not is_needed if tensor is None else tensor.shape == groups and tensor.dtype == torch.float32
+        fits = fits and (tensor is None or tensor.is_contiguous())
+        require(fits, f"integer weights need scales or offsets in float32 {list(groups)}", tensor)
+    is_even = weight.out_features % 2 == 0
+    fits = weight.gate == 0 or (weight.gate in (GATE_CODES[SILU], GATE_CODES[GELU_TANH]) and is_even)
+    require(fits, "a gate needs SiLU or GELU, and an even number of features", weight.gate, weight.out_features)
+    require(bias is None or bias.shape == (weight.out_features,), "a bias needs a number for each feature", bias)
+
+
+def _row_pointers(part: Tensor) -> Tensor:
+    index = torch.arange(len(part), dtype=torch.int64, device="cpu")
+    return part.data_ptr() + index * part.stride(0) * part.itemsize
 
 
 def _with_zero_in_the_middle(weight: QuantizedWeight) -> tuple[Tensor, Tensor | None]:
@@ -79,7 +150,8 @@ def quantize_rows(kernels: ctypes.CDLL, parts: Sequence[Tensor], *, bits: int, g
     The method is that of `quantize_rows` in kernels/quantized_weight.py. 8 bits: one scale per row, symmetric. 4 bits: one
     scale and one offset per group of `group_size` weights in a row.
     """
-    out_features, in_features = sum(len(part) for part in parts), parts[0].shape[1]
+    out_features = sum(len(part) for part in parts)
+    in_features = parts[0].shape[1]
     group_size = in_features if bits == 8 else group_size
     require_supported(linear_problem(in_features, group_size=group_size, bits=bits))
     for part in parts:

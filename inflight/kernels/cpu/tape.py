@@ -24,9 +24,10 @@ from torch import Tensor
 from torch.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from inflight.kernels.cpu.call_checks import require, require_rows
 from inflight.kernels.cpu.functions import SIGNATURES, AttentionStep, TapeCall, TapePatch
-from inflight.kernels.cpu.limits import require, require_rows
-from inflight.kernels.cpu.recording import TAPED, KernelLibrary, Taped
+from inflight.kernels.cpu.recording import KernelLibrary
+from inflight.kernels.cpu.tape_functions import TAPED, Taped
 
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
 _VIEWS = frozenset(

@@ -60,7 +60,8 @@ class FusedAdapter(Adapter):
 class _Projection(_CalledDirectly):
     def __init__(self, first: FusedAdapter, columns: slice) -> None:
         super().__init__()
-        self._project, self._columns = first.project, columns
+        self._project = first.project
+        self._columns = columns
 
     def forward(self, x: Tensor) -> Tensor:
         return self._project(x, self._columns)
@@ -83,7 +84,9 @@ class NormAdapter(_CalledDirectly):
 
     def __init__(self, weight: nn.Parameter, eps: float, ops: LayerOps) -> None:
         super().__init__()
-        self.weight, self._eps, self._ops = weight, eps, ops
+        self.weight = weight
+        self._eps = eps
+        self._ops = ops
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return self._ops.rms_norm(_rows(hidden_states), self.weight, self._eps).view(hidden_states.shape)

@@ -60,7 +60,8 @@ class Mask:
     """Stands for a mask: it keeps the function that says which keys a query sees. Models may take a part of it."""
 
     def __init__(self, function: Callable[..., Tensor], use_vmap: bool) -> None:
-        self._function, self._use_vmap = function, use_vmap
+        self._function = function
+        self._use_vmap = use_vmap
 
     def __getitem__(self, part: object) -> Mask:
         return self
@@ -140,7 +141,8 @@ class PackedAttention:
     def __init__(self, model: PreTrainedModel, backend: AttentionBackend, max_model_len: int) -> None:
         self.layers: dict[str, Attention | RecurrentState] = {}
         self.states = PackedStates(model.config, lambda module: _named(module)[1]) if is_recurrent(model) else None
-        self.backend, self._max_model_len = backend, max_model_len
+        self.backend = backend
+        self._max_model_len = max_model_len
         self._calls: dict[tuple[str, int], _Call] = {}
         self._windows: dict[int, tuple[Mask, int | None]] = {}  # by the id of the mask, while calls are recorded
         self._num_calls: Counter[str] = Counter()
@@ -156,11 +158,13 @@ class PackedAttention:
         """While this is open, calls are those of one step. If `layers` is given, only these layers compute anything."""
         self._num_calls.clear()
         names = list(self.layers)
-        self._metadata, self._chosen = metadata, None if layers is None else {names[index] for index in layers}
+        self._metadata = metadata
+        self._chosen = None if layers is None else {names[index] for index in layers}
         if self.states is None:
             yield
             return
-        self.states.metadata, self.states.chosen = metadata, self._chosen
+        self.states.metadata = metadata
+        self.states.chosen = self._chosen
         try:
             yield
         finally:
@@ -219,7 +223,8 @@ class PackedAttention:
         assert layer.kv_cache is not None, f"{call.name} has no KV cache yet"
         cache = LayerCache(layer.kv_cache, self._metadata[layer.group_index], call.params)
         query, key, value = (_to_rows(each, call.head_dim) for each in (query, key, value))
-        return self.backend.forward(query, key, value, cache)[None, :, :, : call.value_dim]
+        out = self.backend.forward(query, key, value, cache)
+        return out[None, :, :, : call.value_dim]
 
     def _describe(
         self,
@@ -233,7 +238,8 @@ class PackedAttention:
         keywords: dict[str, Any],
     ) -> _Call:
         name = f"{name}.{nth}" if nth else name
-        soft_cap, sinks = keywords.pop("softcap", None), keywords.pop("s_aux", None)
+        soft_cap = keywords.pop("softcap", None)
+        sinks = keywords.pop("s_aux", None)
         is_causal = keywords.pop("is_causal", None) is not False
         unknown = [
             key for key, given in keywords.items() if key not in _IGNORED and given is not None and given is not False

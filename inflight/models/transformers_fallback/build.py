@@ -47,7 +47,8 @@ class _SharedTable:
     """The rows of an embedding of transformers that this rank's head multiplies with."""
 
     def __init__(self, embedding: nn.Module, context: LayerContext) -> None:
-        self._embedding, self._tp = embedding, context.tp
+        self._embedding = embedding
+        self._tp = context.tp
 
     @property
     def weight(self) -> Tensor:
@@ -72,7 +73,8 @@ def read_config(model_config: ModelConfig) -> PreTrainedConfig:
     Raises:
         UnsupportedModelError: transformers does not know the model, or has no decoder for it.
     """
-    folder, trusts = model_config.folder, model_config.trust_remote_code
+    folder = model_config.folder
+    trusts = model_config.trust_remote_code
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts)
         if overrides := model_config.config_overrides:
@@ -157,7 +159,8 @@ def _cause(error: Exception) -> str:
 
 def _move(model: PreTrainedModel, context: LayerContext) -> None:
     """Frees the memory of all weights, makes those float32 that transformers keeps so, and moves tables to the device."""
-    strict, half = model._keep_in_fp32_modules_strict or (), model._keep_in_fp32_modules or ()
+    strict = model._keep_in_fp32_modules_strict or ()
+    half = model._keep_in_fp32_modules or ()
     kept = {*strict, *(half if context.dtype == torch.float16 else ())}
     moved: dict[int, nn.Parameter] = {}
     for prefix, module in model.named_modules():
@@ -187,7 +190,8 @@ def find_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
         UnsupportedModelError: there is no list of layers.
     """
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
-    outer = [(name, each) for name, each in lists if not any(name.startswith(f"{other}.") for other, _ in lists)]
+    beginnings = tuple(f"{name}." for name, _ in lists)
+    outer = [(name, each) for name, each in lists if not name.startswith(beginnings)]
     if not outer:
         raise UnsupportedModelError(f"{type(model).__name__} has no list of decoder layers")
     num_layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
@@ -215,7 +219,9 @@ def replace_linears(model: PreTrainedModel, layers: str, context: LayerContext) 
     whole = {name for name, module in model.named_modules() if plan and needs_whole_width(module)}
 
     def kind(name: str) -> str | None:
-        return None if name.rpartition(".")[0] in whole else plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+        if name.rpartition(".")[0] in whole:
+            return None
+        return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
 
     for name, module in list(model.named_modules()):
         linears = {
@@ -228,7 +234,8 @@ def replace_linears(model: PreTrainedModel, layers: str, context: LayerContext) 
         }
         for names in _fused(linears, kind):
             first = linears[names[0]]
-            has_bias, in_features = first.bias is not None, first.in_features
+            has_bias = first.bias is not None
+            in_features = first.in_features
             if kind(names[0]) == "rowwise":
                 linear = RowParallelLinear(in_features, first.out_features, bias=has_bias, context=context)
                 replace_module(model, names[0], Adapter(linear))
@@ -265,7 +272,8 @@ def _source(module_class: type[object]) -> str:
 
 def replace_head(model: PreTrainedModel, context: LayerContext) -> None:
     """Gives the model Inflight's head, if the model's own is a linear layer."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
     if type(head) is not nn.Linear or head.weight.dtype != context.dtype:
         return
     name = next(name for name, module in model.named_modules() if module is head)

@@ -59,4 +59,6 @@ def _has_floats(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
 
 def float32_by_default() -> AbstractContextManager[object]:
     """Inside, the default dtype is float32, as in a program that has not changed it. It costs nothing if it is float32."""
-    return nullcontext() if torch.get_default_dtype() == torch.float32 else DefaultDtype(torch.float32)
+    if torch.get_default_dtype() == torch.float32:
+        return nullcontext()
+    return DefaultDtype(torch.float32)

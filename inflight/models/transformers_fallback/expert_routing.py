@@ -25,13 +25,16 @@ class ExpertRouting(TorchFunctionMode):
     def __init__(self, num_tokens: int, known: Sequence[tuple[Tensor, Tensor]] = (), tolerance: float = 0.0) -> None:
         super().__init__()
         self.noted: list[tuple[Tensor, Tensor]] = []
-        self._num_tokens, self._left, self._tolerance = num_tokens, list(known), tolerance
+        self._num_tokens = num_tokens
+        self._left = list(known)
+        self._tolerance = tolerance
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # Any: torch's own
         result = func(*args, **(kwargs or {}))
         if func not in _TOPK:
             return result
-        scores, indices = _rows(args[0], self._num_tokens), _rows(result[1], self._num_tokens)
+        scores = _rows(args[0], self._num_tokens)
+        indices = _rows(result[1], self._num_tokens)
         if scores is None or indices is None:
             return result
         self.noted.append((scores.float(), indices))
@@ -50,4 +53,5 @@ def _rows(values: Tensor, num_tokens: int) -> Tensor | None:
     """[num_tokens, ...] or [1, num_tokens, ...] as [num_tokens, ...]; None if it has no row for each token."""
     if values.dim() > 1 and len(values) == num_tokens:
         return values
-    return values[0] if values.dim() > 2 and values.shape[:2] == (1, num_tokens) else None
+    is_batch = values.dim() > 2 and values.shape[:2] == (1, num_tokens)
+    return values[0] if is_batch else None

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from inflight.config.architecture import GELU_TANH, SILU, MlpSpec
+from inflight.config.architecture import GELU_TANH, SILU, GatedMlpSpec
 from inflight.kernels.gate import ACTIVATIONS
 from inflight.layers.context import LayerContext
-from inflight.models.decoder import GatedMLP
+from inflight.layers.gated_mlp import GatedMLP
 from inflight.models.transformers_fallback.adapters import Adapter, NormAdapter, replace_module
 
 # (in_features, out_features) of the linear layers in the trial copy
@@ -38,7 +38,8 @@ def _eps_of_norm(module: nn.Module, context: LayerContext) -> float | None:
     weight = weights["weight"]
     if weight.dim() != 1 or weight.dtype != context.dtype:
         return None
-    twin, generator = copy.copy(module), torch.Generator().manual_seed(0)
+    twin = copy.copy(module)
+    generator = torch.Generator().manual_seed(0)
     drawn = partial(torch.randn, generator=generator, dtype=torch.float32, device="cpu")
     values = drawn(len(weight))
     twin._parameters = {"weight": nn.Parameter(values, False)}
@@ -55,7 +56,7 @@ def replace_mlps(model: PreTrainedModel, layers: str, context: LayerContext) -> 
             replace_module(model, name, Adapter(GatedMLP(module.gate_proj.in_features, spec, context)))
 
 
-def _describe_mlp(module: nn.Module, context: LayerContext) -> MlpSpec | None:
+def _describe_mlp(module: nn.Module, context: LayerContext) -> GatedMlpSpec | None:
     """None if the module is not an MLP with a gate."""
     linears = _linears(module)
     has_others = any(child not in linears.values() and list(child.parameters()) for child in module.children())
@@ -68,7 +69,7 @@ def _describe_mlp(module: nn.Module, context: LayerContext) -> MlpSpec | None:
     twin = _twin(module, gate, up, down)
     for activation in (SILU, GELU_TANH):
         if _gives(twin, x, (ACTIVATIONS[activation](x @ gate.T) * (x @ up.T)) @ down.T):
-            return MlpSpec(size=linears["up_proj"].out_features, bias=biases.pop(), activation=activation)
+            return GatedMlpSpec(size=linears["up_proj"].out_features, bias=biases.pop(), activation=activation)
     return None
 
 

@@ -22,11 +22,11 @@ from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.errors import CheckpointError
 from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext
+from inflight.layers.gated_mlp import GatedMLP
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.recurrent_state import RecurrentState
 from inflight.layers.weights import Loadable
 from inflight.models.causal_lm import CausalLM, ModelStep
-from inflight.models.decoder import GatedMLP
 from inflight.models.transformers_fallback.adapters import Adapter, FusedAdapter, replace_module
 from inflight.models.transformers_fallback.attention import PackedAttention
 from inflight.models.transformers_fallback.build import (
@@ -73,11 +73,16 @@ class TransformersForCausalLM(CausalLM):
         self, model_config: ModelConfig, context: LayerContext, stage: PipelineStage, checkpoint: Checkpoint
     ) -> None:
         nn.Module.__init__(self)
-        self.name, self.vocab_size = model_config.architecture.name, model_config.architecture.vocab_size
-        self.max_model_len, self.hidden_size = model_config.max_model_len, model_config.architecture.hidden_size
-        self.native_refusal, self.stage = native_refusal(model_config.architecture), stage
-        self._model_config, self._tells = model_config, context.tp.rank == 0 and stage.is_last
-        self.dtype, self.device = context.dtype, context.device
+        self.name = model_config.architecture.name
+        self.vocab_size = model_config.architecture.vocab_size
+        self.max_model_len = model_config.max_model_len
+        self.hidden_size = model_config.architecture.hidden_size
+        self.native_refusal = native_refusal(model_config.architecture)
+        self.stage = stage
+        self._model_config = model_config
+        self._tells = context.tp.rank == 0 and stage.is_last
+        self.dtype = context.dtype
+        self.device = context.device
         self.is_quantized = (
             model_config.quantization.layers is not None or model_config.architecture.weight_format != PLAIN
         )
@@ -156,7 +161,9 @@ class TransformersForCausalLM(CausalLM):
         """Called once, after `Truth` has run; see `Result` there."""
         decoder = self.lm.get_submodule(name)
         assert isinstance(decoder, PreTrainedModel)
-        self.decoder, self._takes, self.first_position = decoder, accepted(decoder), first_position
+        self.decoder = decoder
+        self._takes = accepted(decoder)
+        self.first_position = first_position
         self._hidden = _Hidden(decoder, output_class)
         replace_module(self.lm, name, self._hidden)
 

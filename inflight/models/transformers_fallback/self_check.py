@@ -43,7 +43,8 @@ _BLOCK_SIZE = 16
 # those in float32 by more, twice their largest difference is allowed, up to a limit.
 _TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
 _TOLERANCE_QUANTIZED = 0.1
-_TIMES_PLAIN, _MOST = 2.0, 0.3
+_TIMES_PLAIN = 2.0
+_MOST = 0.3
 
 
 def check(model: TransformersForCausalLM, make_truth: Callable[[], Truth]) -> None:
@@ -52,11 +53,27 @@ def check(model: TransformersForCausalLM, make_truth: Callable[[], Truth]) -> No
         UnsupportedModelError: the model does not run, or a result differs. The message names the first layer that differs.
     """
     try:
-        _check(model, make_truth())
+        with _products_in_float32():
+            _check(model, make_truth())
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, AssertionError) as error:
         raise UnsupportedModelError(
             f"{model.name} cannot be computed by transformers on Inflight's KV cache: {_cause(error)}{model.native_refusal}"
         ) from error
+
+
+@contextmanager
+def _products_in_float32() -> Iterator[None]:
+    """Inside, torch computes products of float32 in float32. The program around the engine may have asked for faster ones
+    (`torch.set_float32_matmul_precision`), for which processors with AMX take bfloat16: too coarse for a truth. The setting is
+    that of the process, so meanwhile other threads have exact products, too."""
+    given = torch.get_float32_matmul_precision()
+    if given != "highest":
+        torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        if given != "highest":
+            torch.set_float32_matmul_precision(given)
 
 
 def _cause(error: Exception) -> str:
@@ -72,7 +89,8 @@ def _cause(error: Exception) -> str:
 
 
 def _check(model: TransformersForCausalLM, truth: Truth) -> None:
-    device, vocab_size = model.device, model.vocab_size
+    device = model.device
+    vocab_size = model.vocab_size
     generator = torch.Generator().manual_seed(0)
     lengths = [min(length, model.max_model_len) for length in NUM_TOKENS]
     if model.stage.is_first:  # the first tokens of a vocabulary may be special, like padding
@@ -81,7 +99,8 @@ def _check(model: TransformersForCausalLM, truth: Truth) -> None:
     else:  # hidden states
         draw = partial(torch.randn, generator=generator, dtype=torch.float32, device="cpu")
         tokens, others = (draw(n, model.hidden_size).to(model.dtype) for n in lengths)
-    tokens, others = tokens.to(device), others.to(device)
+    tokens = tokens.to(device)
+    others = others.to(device)
     last = torch.arange(model.max_model_len - len(others), model.max_model_len, dtype=torch.int64, device=device)
     exact = [each.float() if each.is_floating_point() else each for each in (tokens, others)]
     wanted = truth.run(exact[0], exact[1], last)
@@ -121,7 +140,8 @@ def _check_ends(model: TransformersForCausalLM, tokens: Tensor, wanted: Result) 
             "it changes the hidden states before a layer, so it cannot be cut into pipeline stages"
         )
     if not model.stage.is_last:
-        if not torch.equal(wanted.hidden.view(-1), wanted.layers[-1].outputs[0].view(-1)):
+        last = wanted.layers[-1].outputs[0]
+        if not torch.equal(wanted.hidden.view(-1), last.view(-1)):
             raise UnsupportedModelError(
                 "it changes the hidden states after a layer, so it cannot be cut into pipeline stages"
             )
@@ -143,7 +163,8 @@ class _Ours(NamedTuple):
 def _run_in_chunks(
     model: TransformersForCausalLM, tokens: Tensor, others: Tensor, layers: Sequence[LayerTruth]
 ) -> _Ours:
-    backend, offset = model.attention.backend, model.max_model_len - len(others)
+    backend = model.attention.backend
+    offset = model.max_model_len - len(others)
     caches = list(model.attention.layers.values())
     specs = [layer.kv_cache_spec(_BLOCK_SIZE, model.dtype) for layer in caches]
     for i, (layer, spec) in enumerate(zip(caches, specs, strict=True)):
@@ -151,7 +172,8 @@ def _run_in_chunks(
         layer.bind(backend.layer_cache(arena, spec, 0), i)
     sequences = (tokens, 0, [1, 2]), (others, offset, [3, 4])
     # both sequences may be so short that the last steps have no token
-    steps = [parts for parts in zip(_steps(len(tokens)), _steps(len(others)), strict=True) if any(map(len, parts))]
+    both = zip(_steps(len(tokens)), _steps(len(others)), strict=True)
+    steps = [parts for parts in both if any(map(len, parts))]
     found: list[tuple[list[int], list[tuple[Tensor, Tensor]], Tensor]] = []
     for step in steps:
         taken = [(each, part) for each, part in zip(sequences, step, strict=True) if len(part)]
@@ -167,7 +189,7 @@ def _run_in_chunks(
             chunk = ModelStep(
                 inputs,
                 torch.tensor(positions, dtype=torch.int64, device=tokens.device),
-                tuple(backend.layer_metadata(attention, spec) for spec in specs),
+                tuple(backend.metadata_builder(spec)(attention) for spec in specs),
                 intermediate=None if model.stage.is_first else IntermediateTensors(inputs, inputs),
             )
             hidden = model(chunk)
@@ -195,7 +217,8 @@ def _steps(length: int) -> list[range]:
     tokens. A short sequence has empty chunks."""
     num_decodes = min(_NUM_DECODES, length // 2)
     prompt = length - num_decodes
-    cuts = [0, prompt // 2, min(prompt // 2 + 1, prompt), *range(prompt, length + 1)]
+    half = prompt // 2
+    cuts = [0, half, min(half + 1, prompt), *range(prompt, length + 1)]
     cuts += [length] * (_NUM_DECODES - num_decodes)
     return [range(start, stop) for start, stop in pairwise(cuts)]
 
@@ -249,7 +272,8 @@ def _compare(model: TransformersForCausalLM, wanted: Result, ours: _Ours) -> Non
     tolerance = base = _tolerance(model)  # of the layer before
     for i, (truth, own) in enumerate(zip(wanted.layers, ours.layers, strict=True)):
         for n, (given, output) in enumerate(own):
-            start, end = truth.inputs[n], truth.outputs[n]
+            start = truth.inputs[n]
+            end = truth.outputs[n]
             name = "" if n == 0 else " of the sequence at the last positions"
             if i == 0 or n == 0:  # `Truth` gives the second sequence the output of the layer before
                 of_input = f"the input of a decoder layer{name}"
@@ -303,7 +327,9 @@ def _require_close(
 
 
 def _tolerance(model: TransformersForCausalLM) -> float:
-    return _TOLERANCE_QUANTIZED if model.is_quantized else _TOLERANCE[model.dtype]
+    if model.is_quantized:
+        return _TOLERANCE_QUANTIZED
+    return _TOLERANCE[model.dtype]
 
 
 def _hint(model: TransformersForCausalLM) -> str:

@@ -36,10 +36,13 @@ def cut(model: PreTrainedModel, layers_name: str, layers: nn.ModuleList, stage: 
         raise UnsupportedModelError(
             f"{type(model).__name__}: transformers has no plan to cut it into stages; leave pipeline_parallel_size out"
         )
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
     is_tied = head is not None and getattr(head, "weight", None) is embedding.weight
     index = steps.index(leaf)
-    unused = [*(() if stage.is_first else steps[:index]), *(() if stage.is_last else steps[index + 1 :])]
+    before = () if stage.is_first else steps[:index]
+    after = () if stage.is_last else steps[index + 1 :]
+    unused = [*before, *after]
     for name in unused:
         module = model.get_submodule(f"{decoder_name}.{name}" if decoder_name else name)
         if not (stage.is_last and is_tied and module is embedding):  # whose weights the head needs

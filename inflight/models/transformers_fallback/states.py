@@ -53,7 +53,8 @@ class PackedStates(DynamicCache):  # type: ignore[misc]
         self.metadata: tuple[AttentionMetadata, ...] | None = None
         self.chosen: set[str] | None = None
         self.token_by_token = False
-        self._config, self._name_of = config, name_of
+        self._config = config
+        self._name_of = name_of
         # what each module has returned for the first tokens; Any: tensors in any structure
         self._results: dict[str, Any] = {}
         self._users: dict[nn.Module, dict[_Slot, None]] | None = None  # while a run is recorded
@@ -64,7 +65,8 @@ class PackedStates(DynamicCache):  # type: ignore[misc]
 
     def end_recording(self, backend: AttentionBackend) -> dict[str, RecurrentState]:
         """From now on, the modules that have used states run sequence by sequence. Returns module name -> state."""
-        users, self._users = self._users or {}, None
+        users = self._users or {}
+        self._users = None
         found: dict[str, RecurrentState] = {}
         inner = {id(child) for module in users for child in module.modules() if child is not module}
         for module in [module for module in users if id(module) not in inner]:
@@ -123,7 +125,9 @@ class PackedStates(DynamicCache):  # type: ignore[misc]
                 results.append(forward(*_pytree.tree_map(own, args), **_pytree.tree_map(own, kwargs)))
         first, *others = results
         self._results.setdefault(state.layer_name, first)
-        return _pytree.tree_map(_concatenate, first, *others) if others else first
+        if not others:
+            return first
+        return _pytree.tree_map(_concatenate, first, *others)
 
     # What models call, see `transformers.Cache`. Any: what the methods there return
 
@@ -158,7 +162,9 @@ class PackedStates(DynamicCache):  # type: ignore[misc]
 
 
 def _zeros_like(num_tokens: int, result: object) -> object:
-    return result.new_zeros(1, num_tokens, *result.shape[2:]) if isinstance(result, Tensor) else result
+    if not isinstance(result, Tensor):
+        return result
+    return result.new_zeros(1, num_tokens, *result.shape[2:])
 
 
 def _rows_of(tokens: slice, num_tokens: int, argument: object) -> object:

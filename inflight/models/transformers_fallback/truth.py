@@ -96,8 +96,11 @@ class Truth:
         self._name, layers = find_layers(self.lm)
         self._layers = cut(self.lm, self._name, layers, stage)
         self._units = make_units(self.lm, self._name, stage.start, len(self._layers), plan)
-        self._load, self._dtype, self._num_ranks = checkpoint.load, context.dtype, context.tp.size
-        self._quantization, self._replaced = model_config.quantization, replaced
+        self._load = checkpoint.load
+        self._dtype = context.dtype
+        self._num_ranks = context.tp.size
+        self._quantization = model_config.quantization
+        self._replaced = replaced
 
     def run(self, tokens: Tensor, others: Tensor, other_positions: Tensor) -> Result:
         """tokens: a sequence from its first position on; others: another sequence, at `other_positions`. Both are token ids
@@ -110,7 +113,8 @@ class Truth:
         decoder = self._find_decoder(tokens)
         truth = self._leave_out(decoder, tokens, None)
         counted = torch.arange(len(tokens), dtype=torch.int64, device=tokens.device)
-        first_position, padding = 0, getattr(self.lm.config.get_text_config(), "pad_token_id", None)
+        first_position = 0
+        padding = getattr(self.lm.config.get_text_config(), "pad_token_id", None)
         if padding is not None:
             own = [self._leave_out(decoder, tokens, counted + each)[0] for each in (0, padding + 1)]
             wanted = hidden_of(*truth[0])
@@ -143,7 +147,9 @@ class Truth:
         with self._with_layers(layers, None):
             decoder(**named(others), **_given(decoder, other_positions + wanted.first_position), use_cache=False)
         for truth, own in zip(wanted.layers, layers, strict=True):
-            truth.inputs[1], truth.outputs[1], truth.routings[1] = own.inputs[0], own.outputs[0], own.routings[0]
+            truth.inputs[1] = own.inputs[0]
+            truth.outputs[1] = own.outputs[0]
+            truth.routings[1] = own.routings[0]
             truth.plain[1:] = own.plain
 
     def _find_decoder(self, tokens: Tensor) -> PreTrainedModel:
@@ -177,7 +183,8 @@ class Truth:
                 layer.forward = partial(_pass_on, calls, make)
             try:
                 decoder(**named(inputs), **given, use_cache=False)
-                if len(calls) >= len(self._layers) and len({hidden_of(*call).shape for call in calls}) == 1:
+                shapes = {hidden_of(*call).shape for call in calls}
+                if len(calls) >= len(self._layers) and len(shapes) == 1:
                     return calls
             except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
                 problem = error
@@ -205,7 +212,8 @@ class Truth:
 
         def after(number: int, layer: nn.Module, _: Any, output: Any) -> None:
             open_routing.close()
-            now, plain_calls = found[-1], [own_calls[-1]]
+            now = found[-1]
+            plain_calls = [own_calls[-1]]
             now.outputs.append(first(output).clone())
             now.routings.append(routings[-1].noted)
             if calls is not None:
@@ -272,7 +280,9 @@ class _Found(Exception):
 
 def named(inputs: Tensor) -> dict[str, Tensor]:
     """The argument of transformers' models for token ids [num_tokens], or hidden states [num_tokens, hidden_size]."""
-    return {"inputs_embeds": inputs[None]} if inputs.is_floating_point() else {"input_ids": inputs.long()[None]}
+    if inputs.is_floating_point():
+        return {"inputs_embeds": inputs[None]}
+    return {"input_ids": inputs.long()[None]}
 
 
 def accepted(decoder: PreTrainedModel) -> set[str]:
@@ -283,7 +293,9 @@ def accepted(decoder: PreTrainedModel) -> set[str]:
 
 
 def _given(decoder: PreTrainedModel, positions: Tensor) -> dict[str, Tensor]:
-    return {"position_ids": positions[None]} if "position_ids" in accepted(decoder) else {}
+    if "position_ids" not in accepted(decoder):
+        return {}
+    return {"position_ids": positions[None]}
 
 
 def first(output: Any) -> Tensor:  # Any: each family has its own
@@ -300,7 +312,9 @@ def hidden_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
 
 def with_hidden(arguments: tuple[Any, ...], keywords: dict[str, Any], hidden: Tensor) -> _Arguments:
     """The arguments of a layer, with other hidden states."""
-    return ((hidden, *arguments[1:]), keywords) if arguments else ((), {**keywords, "hidden_states": hidden})
+    if arguments:
+        return ((hidden, *arguments[1:]), keywords)
+    return ((), {**keywords, "hidden_states": hidden})
 
 
 @contextmanager
@@ -330,7 +344,9 @@ def _in_dtype(call: _Arguments, dtype: torch.dtype) -> _Arguments:
     """A copy, with floats in this dtype."""
 
     def change(value: object) -> object:
-        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value.to(dtype)
+        return value
 
     changed: _Arguments = _pytree.tree_map(change, call)
     return changed

@@ -39,7 +39,9 @@ class Checkpoint:
 
     def plan(self, model: PreTrainedModel) -> "WeightPlan | None":
         """Returns where the tensors go in this model; None if it gets random weights."""
-        return None if self.stored is None else WeightPlan(model, self.stored, self.differ)
+        if self.stored is None:
+            return None
+        return WeightPlan(model, self.stored, self.differ)
 
 
 class WeightPlan:
@@ -60,7 +62,8 @@ class WeightPlan:
         tied_to = {
             tied: kept for tied, kept in model.all_tied_weights_keys.items() if names.get(tied) is names.get(kept)
         }
-        self._model, self._stored = model, stored
+        self._model = model
+        self._stored = stored
         conversions = get_model_conversion_mapping(model)
         renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
         converters = [each for each in conversions if isinstance(each, WeightConverter)]
@@ -75,7 +78,8 @@ class WeightPlan:
         for source in sorted(stored, key=dot_natural_key):
             name, pattern = rename_source_key(source, renamings, converters, model.base_model_prefix, names)
             if name not in names and source in names:
-                name, pattern = source, None
+                name = source
+                pattern = None
             found.append((source, name, pattern))
             if pattern is None:
                 plain[name] = source

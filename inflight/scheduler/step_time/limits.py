@@ -24,12 +24,14 @@ import logging
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from inflight.config.engine import SchedulerConfig
+from inflight.interface.parts import RequestPart
 from inflight.interface.step import SchedulerOutput
 from inflight.scheduler.request import Request
+from inflight.scheduler.request_parts import fitting_tokens
 from inflight.scheduler.request_queue import RequestQueue
 from inflight.scheduler.step_time.load import StepLoad, load_of
 from inflight.scheduler.step_time.model import StepTimeModel
@@ -52,6 +54,7 @@ class Prompt(NamedTuple):
     wanted: int
     is_long: bool
     priority: int
+    parts: tuple[RequestPart, ...] = ()
 
 
 @dataclass(slots=True)
@@ -62,13 +65,15 @@ class StepBudget:
         num_tokens: the tokens that are left of `max_num_batched_tokens`.
         times: predicts the step's time; None if only tokens are limited.
         seconds: the step's limit.
-        load: what the step computes: first all decodes without drafts, then also the drafts and prompts that were added.
+        load: what the step computes: first all decodes without drafts, then also the drafts and prompts that were added. It
+            is not counted if only tokens are limited.
         num_short_tokens: tokens of short prompts that have not been planned yet.
         num_partial: how many prompts will still have tokens to compute after the step. Prompts that the step skips count, too.
         num_long_partial: how many of these prompts are long.
         yielding_priority: the smallest priority number of the running prompts that get few tokens because a request of a higher
             priority waits; infinite if there are no such prompts. `num_partial` does not count these prompts.
         waiting_priority: the priority number of the first waiting request; infinite if none can be admitted.
+        part_costs: what the step spends on parts of requests, by kind.
     """
 
     num_tokens: int
@@ -83,6 +88,7 @@ class StepBudget:
     num_long_partial: int = 0
     yielding_priority: float = math.inf
     waiting_priority: float = math.inf
+    part_costs: dict[str, int] = field(default_factory=dict)
 
     def prompt_tokens(self, prompt: Prompt, num_reserved: int, *, is_stream: bool = False) -> int:
         """Returns how many tokens of a prompt the step computes; may be 0.
@@ -92,7 +98,7 @@ class StepBudget:
             is_stream: the request has drawn tokens, and its tokens that are left were forced by a grammar, or have lost their
                 blocks. Each step computes some tokens of such a request.
         """
-        context, wanted, is_long, priority = prompt
+        context, wanted, is_long, priority, parts = prompt
         room = self.num_tokens - num_reserved
         if self.times is not None:
             fitting = self.times.num_prompt_tokens_within(self.seconds, self.load, context, room)
@@ -109,11 +115,12 @@ class StepBudget:
             must_move = not self.has_long_prompt
         else:  # behind a long prompt of a higher priority `num_short_tokens` is 0, and a short prompt may have to wait
             must_move = not self.has_short_prompt and (self.num_short_tokens > 0 or not self.has_long_prompt)
-        return min(wanted, max(share, min(self.block_size, room) if must_move else 0))
+        count = min(wanted, max(share, min(self.block_size, room) if must_move else 0))
+        return fitting_tokens(parts, context, count, self.part_costs) if parts else count
 
     def add_prompt(self, prompt: Prompt, num_tokens: int) -> None:
         """Count a prompt of which the step computes `num_tokens`, or 0 if it skips the prompt."""
-        context, wanted, is_long, priority = prompt
+        context, wanted, is_long, priority, _ = prompt
         if num_tokens < wanted and priority > self.waiting_priority:
             self.yielding_priority = min(self.yielding_priority, priority)
         elif num_tokens < wanted:
@@ -121,7 +128,8 @@ class StepBudget:
             self.num_long_partial += is_long
         if num_tokens > 0:
             self.num_tokens -= num_tokens
-            self.load.add_prompt(context, num_tokens, draws=num_tokens == wanted)
+            if self.times is not None:
+                self.load.add_prompt(context, num_tokens, draws=num_tokens == wanted)
             if is_long:
                 self.has_long_prompt = True
             else:
@@ -184,7 +192,8 @@ class StepLimits:
         if self.times is not None:
             seconds = self._limit(self.times, step_id, running, load)
         times = self.times if seconds < math.inf else None
-        num_short, most = self._num_short_tokens(running, waiting), self._config.max_num_batched_tokens
+        num_short = self._num_short_tokens(running, waiting)
+        most = self._config.max_num_batched_tokens
         budget = StepBudget(most, self._block_size, times, seconds, load, num_short)
         first = waiting.peek() if waiting is not None and self._config.policy == "priority" else None
         budget.waiting_priority = first.core.priority if first is not None else math.inf
@@ -209,7 +218,8 @@ class StepLimits:
         if waiting is not None and self._config.max_num_partial_prefills > 1:
             first_long = first_long or waiting.peek()
             if first_long is not None:
-                num_tokens += waiting.num_short_tokens(waiting.key(first_long)[0], self._config.max_num_batched_tokens)
+                most = self._config.max_num_batched_tokens
+                num_tokens += waiting.num_short_tokens(waiting.key(first_long)[0], most)
         return num_tokens
 
     def _limit(self, times: StepTimeModel, step_id: int, running: Sequence[Request], load: StepLoad) -> float:

@@ -33,10 +33,12 @@ PACE = 0.5  # the share of its distance to the last step's slowdown that the slo
 RETURN = 0.01  # the share of its distance to 1 that the slowdown moves then, in logarithms
 # in each step the held slowdown falls by this share of its distance to the slowdown, in logarithms
 HOLD_PACE = 0.1
-SPREAD_PACE, MAX_SPREAD = 0.05, 0.25
+SPREAD_PACE = 0.05
+MAX_SPREAD = 0.25
 # measured / predicted is limited to [1 / MAX_SURPRISE, MAX_SURPRISE], so that one strange step changes little
 MAX_SURPRISE = 3.0
-MIN_SLOWDOWN, MAX_SLOWDOWN = 0.05, 50.0
+MIN_SLOWDOWN = 0.05
+MAX_SLOWDOWN = 50.0
 MIN_COST, MAX_COST = 0.01, 100.0  # bounds of each cost, in units of its first value
 
 
@@ -82,7 +84,8 @@ class StepTimeModel:
             + self._token_seconds(load.num_tokens)
         )
         allowed -= context_cost * context
-        low, high = 0, most
+        low = 0
+        high = most
         while low < high:  # binary search: the time rises with the number of tokens
             count = (low + high + 1) // 2
             pairs = count * (2 * context + count) // 2

@@ -1,6 +1,7 @@
 """Content that is absent: what a message without text gets as its content."""
 
 import copy
+import json
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -28,7 +29,7 @@ class AbsentContent:
     def beside_calls(self) -> Mapping[str, Any]:
         """Null is best, as in the data that models learn from."""
         conversation, texts = invented("ucr")
-        if not self._probe.writes(conversation, texts):
+        if not self._writes(conversation, texts):
             conversation, texts = invented("uc")
         candidates: tuple[Mapping[str, Any], ...] = ({"content": None}, {"content": ""}, {}, *_TEXTS[3:])
         return self._first(candidates, conversation, texts)
@@ -48,7 +49,7 @@ class AbsentContent:
     @cached_property
     def takes_empty_text(self) -> bool:
         """Whether a message with calls may have an empty text."""
-        return any(self._probe.takes(roles) for roles in ("ucr", "uc"))
+        return any(self._writes(*invented(roles)) for roles in ("ucr", "uc"))
 
     def complete(self, message: dict[str, Any]) -> dict[str, Any]:
         """The message, or a copy with another content if it is a message of the assistant without content."""
@@ -69,6 +70,19 @@ class AbsentContent:
         message = conversation[1]
         del message["content"]
         for candidate in candidates:
-            if self._probe.writes([conversation[0], {**message, **candidate}, *conversation[2:]], texts):
+            if self._writes([conversation[0], {**message, **candidate}, *conversation[2:]], texts):
                 return candidate
         return {"content": ""}
+
+    def _writes(self, conversation: Conversation, texts: list[str]) -> bool:
+        """Whether the template writes these texts, if calls have objects as arguments, or the text of objects."""
+        with_text = [_with_text(message) for message in conversation]
+        return any(self._probe.writes(each, texts) for each in (conversation, with_text))
+
+
+def _with_text(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message.get("tool_calls", ())
+    ]
+    return {**message, "tool_calls": calls} if calls else message

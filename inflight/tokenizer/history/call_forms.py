@@ -21,6 +21,7 @@ CALL_SIGNS: Mapping[str, re.Pattern[str]] = {
     "pythonic": re.compile(r"\[func_name1\("),
     "jamba": re.compile(r"<tool_calls>\s*\[?\s*\{.{1,80}name"),
     "internlm": re.compile(r"<\|plugin\|>"),
+    "nemotron_mini": re.compile(r"<extra_id_0>System[^<]*<tool> \{"),
     "kimi_k2": re.compile(r"tool_declare<\|im_middle\|>"),
 }
 
@@ -34,7 +35,8 @@ def _as_lfm2(calls: list[dict[str, Any]]) -> str:
 
 
 def _as_python_list(calls: list[dict[str, Any]]) -> str:
-    return f"[{', '.join(_as_python(call['function'].get('name'), _arguments(call)) for call in calls)}]"
+    written = (_as_python(call["function"].get("name"), _arguments(call)) for call in calls)
+    return f"[{', '.join(written)}]"
 
 
 def _as_olmo3(calls: list[dict[str, Any]]) -> str:
@@ -53,7 +55,8 @@ def _as_kimi_k2(calls: list[dict[str, Any]]) -> str:
 
 def _kimi_id(call: Mapping[str, Any], number: int) -> str:
     """The call's id, if it has the form that the model writes."""
-    name, call_id = call["function"].get("name"), call.get("id")
+    name = call["function"].get("name")
+    call_id = call.get("id")
     return (
         call_id
         if isinstance(call_id, str) and call_id.startswith(f"functions.{name}:")
@@ -73,7 +76,8 @@ def _objects(calls: list[dict[str, Any]]) -> list[str]:
 
 def _as_python(name: object, arguments: object) -> str:
     given = arguments if isinstance(arguments, Mapping) else {}
-    return f"{name}({', '.join(f'{key}={_literal(value)}' for key, value in given.items())})"
+    pairs = (f"{key}={_literal(value)}" for key, value in given.items())
+    return f"{name}({', '.join(pairs)})"
 
 
 def _literal(value: object) -> str:
@@ -83,7 +87,8 @@ def _literal(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_literal, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
+        entries = (f"{_literal(key)}: {_literal(each)}" for key, each in value.items())
+        return f"{{{', '.join(entries)}}}"
     return repr(value)
 
 
@@ -115,5 +120,6 @@ FORMS: Mapping[str, Callable[[list[dict[str, Any]]], str]] = {
     "pythonic": _as_python_list,
     "jamba": _between("<tool_calls>[", "]</tool_calls>"),
     "internlm": lambda calls: "".join(f"<|action_start|><|plugin|>{each}<|action_end|>" for each in _objects(calls)),
+    "nemotron_mini": lambda calls: " ".join(f"<toolcall> {each} </toolcall>" for each in _objects(calls)),
     "kimi_k2": _as_kimi_k2,
 }

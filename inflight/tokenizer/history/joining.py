@@ -33,7 +33,9 @@ def join_contents(contents: Sequence[Content]) -> Content:
     """One text, with an empty line between two. If there is a thought among the parts, it is a list of parts."""
     filled = [content for content in contents if content]
     if len(filled) < 2:
-        return filled[0] if filled else next((content for content in contents if content is not None), None)
+        if filled:
+            return filled[0]
+        return next((content for content in contents if content is not None), None)
     if all(isinstance(content, str) or all(part["type"] == "text" for part in content) for content in filled):
         return "\n\n".join(content if isinstance(content, str) else joined(content) for content in filled)
     return [part for content in filled for part in _as_parts(content)]
@@ -42,8 +44,12 @@ def join_contents(contents: Sequence[Content]) -> Content:
 def text_of(message: Message) -> str:
     """The text of a message, without thoughts."""
     content = message.get("content") or ""
-    return content if isinstance(content, str) else joined([part for part in content if part["type"] == "text"])
+    if isinstance(content, str):
+        return content
+    return joined([part for part in content if part["type"] == "text"])
 
 
 def _as_parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(content, str):
+        return content
+    return [{"type": "text", "text": content}]

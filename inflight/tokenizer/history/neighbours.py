@@ -105,7 +105,9 @@ class Neighbours:
         for candidate in candidates:
 
             def choose(first: Kind, second: Kind, candidate: Remedy = candidate) -> Remedy:
-                return candidate if (first, second) == pair else self.remedy(first, second)
+                if (first, second) == pair:
+                    return candidate
+                return self.remedy(first, second)
 
             found[candidate] = self._complete(self._arrange(messages, choose, ends=after == Kind.END))
             is_written = self._probe.writes(found[candidate], texts, add_generation_prompt=after == Kind.END)
@@ -151,7 +153,8 @@ def _append(groups: list[Conversation], message: dict[str, Any], choose: Callabl
 
 def _kind_of_group(group: Conversation) -> Kind:
     """Of answers and calls that are joined: calls. A result with the user's text is a result."""
-    first, last = kind_of(group[0]), kind_of(group[-1])
+    first = kind_of(group[0])
+    last = kind_of(group[-1])
     return Kind.CALLS if Kind.CALLS in (first, last) else first
 
 

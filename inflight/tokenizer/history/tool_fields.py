@@ -116,4 +116,8 @@ def _type_of(schema: Mapping[str, Any]) -> str:
     values = [schema["const"]] if "const" in schema else schema.get("enum") or ()
     if values:
         return _TYPES.get(type(values[0]), "string")
-    return "object" if "properties" in schema else "array" if "items" in schema else "string"
+    if "properties" in schema:
+        return "object"
+    if "items" in schema:
+        return "array"
+    return "string"

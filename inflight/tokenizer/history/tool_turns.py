@@ -25,7 +25,8 @@ class ResultOrder:
     @cached_property
     def shows_ids(self) -> bool:
         """Whether the prompt says by ids to which call a result belongs."""
-        first, second = invented("uc")[0][1], _second_call()
+        first = invented("uc")[0][1]
+        second = _second_call()
         calls = {**first, "tool_calls": [*first["tool_calls"], *second["tool_calls"]]}
         ids = [call["id"] for call in calls["tool_calls"]]
         prompts = [
@@ -48,7 +49,9 @@ class ResultOrder:
             else:
                 stays.append(message)
         found = _with_moved(stays, moved) if moved else stays
-        return found if self.shows_order(found) else self._in_order_of_calls(found, owners)
+        if self.shows_order(found):
+            return found
+        return self._in_order_of_calls(found, owners)
 
     def shows_order(self, conversation: Conversation) -> bool:
         """Whether results may keep their order."""

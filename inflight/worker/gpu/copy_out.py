@@ -5,16 +5,18 @@ copy_out                                  | to pinned memory | -> event -> drain
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from inflight.device.accelerator import Accelerator, Event
-from inflight.interface.step import ModelRunnerOutput, PromptLogprobs
+from inflight.interface.request import LogprobsColumns
+from inflight.interface.step import ModelRunnerOutput
 from inflight.sample.logprobs import LogprobsTensors
 from inflight.sample.processors import LogitsProcessors
-from inflight.worker.prompt_logprobs import PromptLogprobsSpan, joined
+from inflight.worker.parts.row_parts import StepParts
 
 NO_ROWS = np.empty(0, dtype=np.int32)
 
@@ -24,26 +26,19 @@ class CopiedStep:
     them. This object keeps the tensors alive until the copies have ended."""
 
     def __init__(self) -> None:
-        # one list per `PromptLogprobsSpan` (prompt tokens of one request); the forward fills the lists
-        self.prompt_pieces: list[list[LogprobsTensors]] = []
         self._logprobs: list[LogprobsTensors] = []
         self._tokens: list[Tensor] = []
         self._on_host: list[LogprobsTensors] = []
-        self._prompts_on_host: list[list[LogprobsTensors]] = []
-        self._spans: tuple[PromptLogprobsSpan, ...] = ()
+        self._parts: StepParts | None = None
         self._rows: npt.NDArray[np.int32] = NO_ROWS
         self._event: Event | None = None
 
     def start(
-        self,
-        device: Accelerator,
-        tokens: Tensor,
-        processors: LogitsProcessors | None,
-        spans: tuple[PromptLogprobsSpan, ...],
+        self, device: Accelerator, tokens: Tensor, processors: LogitsProcessors | None, parts: StepParts | None
     ) -> Event:
-        """Queue the copies of the log-probabilities and of `tokens`, int32 [n]. Returns an event that is reached when the
-        copies have ended. Until then, `tokens` must not be overwritten."""
-        self._spans = spans
+        """Queue the copies of the log-probabilities, of `tokens`, int32 [n], and of what `parts` have found. Returns an event
+        that is reached when the copies have ended. Until then, `tokens` must not be overwritten."""
+        self._parts = parts
         if processors is not None and processors.logprobs_rows is not None:
             self._rows = processors.logprobs_rows
             device.compute.enqueue(lambda: self._gather(processors, tokens))
@@ -60,12 +55,9 @@ class CopiedStep:
         return ModelRunnerOutput(
             step_id=step_id,
             sampled_token_ids=self._tokens[0].numpy().copy(),
-            logprobs=joined(self._on_host) if self._on_host else None,
+            logprobs=LogprobsColumns.joined([piece.to_columns() for piece in self._on_host]) if self._on_host else None,
             logprobs_rows=self._rows,
-            prompt_logprobs=tuple(
-                PromptLogprobs(row=span.row, start=span.start, columns=joined(pieces))
-                for span, pieces in zip(self._spans, self._prompts_on_host, strict=True)
-            ),
+            parts=() if self._parts is None else self._parts.results(),
         )
 
     def _gather(self, processors: LogitsProcessors, tokens: Tensor) -> None:
@@ -76,7 +68,8 @@ class CopiedStep:
     def _copy(self, device: Accelerator, tokens: Tensor) -> None:
         self._tokens.append(_to_host(device, tokens))
         self._on_host += _all_to_host(device, self._logprobs)
-        self._prompts_on_host += [_all_to_host(device, pieces) for pieces in self.prompt_pieces]
+        if self._parts is not None:
+            self._parts.copy(partial(_to_host, device))
 
 
 def _all_to_host(device: Accelerator, pieces: Sequence[LogprobsTensors]) -> list[LogprobsTensors]:

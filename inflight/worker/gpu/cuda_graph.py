@@ -65,7 +65,8 @@ class GraphRunner:
     ) -> None:
         """Record each program for each of its sizes. Before each recording, `stage_dummies(name, size)` queues the copy of
         dummy inputs to the device. Other threads must not queue work on the device until this function returns."""
-        start, before = time.perf_counter(), self._device.available_memory_bytes()
+        start = time.perf_counter()
+        before = self._device.available_memory_bytes()
         keys = [(name, size, program) for name, sizes, program in programs for size in sizes]
         with no_garbage_collection():
             for name, size, program in sorted(keys, key=lambda key: -key[1]):

@@ -48,7 +48,9 @@ class StateSizes:
 
     def parts(self) -> dict[str, tuple[int, ...]]:
         """The shape of each part, by name, in the order of the parts in memory."""
-        num_slots, tokens, rows = self.max_num_seqs + 1, (self.max_num_tokens,), (self.max_num_rows,)
+        num_slots = self.max_num_seqs + 1
+        tokens = (self.max_num_tokens,)
+        rows = (self.max_num_rows,)
         return {
             **dict.fromkeys(("input_ids", "positions", "token_slots"), tokens),
             "query_start_loc": (self.max_num_rows + 1,),
@@ -83,5 +85,6 @@ class DeviceState:
 
     def part(self, name: str) -> Tensor:
         """A view of one part, in its shape."""
-        shape, start = self.sizes.parts()[name], self.start[name]
+        shape = self.sizes.parts()[name]
+        start = self.start[name]
         return self.flat[start : start + math.prod(shape)].view(shape)

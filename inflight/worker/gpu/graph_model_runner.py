@@ -14,7 +14,7 @@ only its new blocks are applied.
     kind      steps                                           graphs
     decode    every row computes one token and draws one      "decode" (forward and head), "draw"
     mixed     up to `cuda_graph_max_tokens` tokens            "mixed" (forward), "head", "draw"
-    eager     larger, or with prompt log-probabilities        "draw"; the rest is launched kernel by kernel
+    eager     larger, or with work for parts of requests      "draw"; the rest is launched kernel by kernel
 
 There is one "mixed" graph for each padded number of tokens. There is one "decode", "head" and "draw" graph for each padded
 number of draws.
@@ -26,7 +26,6 @@ overwrites the logits, so the logits of the waiting draws are copied first, and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -53,8 +52,8 @@ from inflight.worker.gpu.staging import Int32Columns, StagingRing, StagingSlot, 
 from inflight.worker.gpu.step_entries import EntryCounts, StepEntries, StepShape
 from inflight.worker.gpu.step_programs import StepPrograms
 from inflight.worker.input_batch import NO_STEP, StepInputs
+from inflight.worker.parts.row_parts import StepParts
 from inflight.worker.pipeline import Pipeline
-from inflight.worker.prompt_logprobs import PromptLogprobsSpan
 from inflight.worker.runner import Runner
 from inflight.worker.runner_base import RankParts
 from inflight.worker.token_inbox import TokenInbox
@@ -75,17 +74,18 @@ class DeviceStep:
     slots: Int32Array  # [num_draws]
     rows: SamplingRows | None  # [num_draws], on the rank that draws
     num_prompt_tokens: Int32Array  # [num_draws]
-    prompt_logprobs: tuple[PromptLogprobsSpan, ...]
+    parts: StepParts | None
     message: Future[Tensor] | None
     continues: bool = False  # the draw of the previous step has advanced the state to this step
     kept_logits: Tensor | None = None  # a copy of the logits, if the next forward runs before the draws
     out: CopiedStep = field(default_factory=CopiedStep)
 
 
-class GraphModelRunner(Runner):
+class GraphModelRunner(Runner[DeviceStep, IntermediateTensors | None, DeviceStep]):
     def __init__(self, parts: RankParts) -> None:
         super().__init__(parts)
-        config, device = parts.config, parts.device
+        config = parts.config
+        device = parts.device
         assert isinstance(device, Accelerator)
         self._accelerator = device
         scheduler = config.scheduler
@@ -125,7 +125,8 @@ class GraphModelRunner(Runner):
     def initialize(self, kv_cache_config: KVCacheConfig) -> None:
         super().initialize(kv_cache_config)
         self._state = DeviceState(self._sizes(len(kv_cache_config.groups)), self._device.torch_device)
-        num_bytes, history_bytes = self._state.flat.nbytes, self._state.part("history").nbytes
+        num_bytes = self._state.flat.nbytes
+        history_bytes = self._state.part("history").nbytes
         logger.info(
             "the inputs of steps use %.0f MiB of GPU memory; %.0f MiB of this are for the tokens of max_num_seqs requests "
             "of max_model_len tokens",
@@ -173,7 +174,8 @@ class GraphModelRunner(Runner):
 
     def _stage_dummies(self, kind: str, size: int) -> None:
         """Write the inputs of a dummy step, which belongs to no request, to the state."""
-        self._write(self._ring, self._entries.dummies(size, 1 if kind == "mixed" else size))
+        num_rows = 1 if kind == "mixed" else size
+        self._write(self._ring, self._entries.dummies(size, num_rows))
         self._advanced = self._applied = None
 
     def _max_num_tokens(self) -> int:
@@ -213,9 +215,9 @@ class GraphModelRunner(Runner):
     def prepare_inputs(self, plan: SchedulerOutput) -> DeviceStep:
         with self._timeline.span(plan.step_id, "prepare"):
             batch, inputs = self._apply_plan(plan)
-            prompt_logprobs = self._advance_prompt_logprobs(plan, inputs)
+            parts = self._parts.prepare(plan, inputs, batch) if self._parts.slots else None
             slots = plan.slots[inputs.sampling_rows]
-            shape = self._shape(plan, inputs, prompt_logprobs)
+            shape = self._shape(plan, inputs, has_parts=parts is not None)
             rows = self._sampling_state.take(slots) if self._draws else None
             staged = self._ring.take()
             try:
@@ -232,7 +234,7 @@ class GraphModelRunner(Runner):
                 slots=slots,
                 rows=rows,
                 num_prompt_tokens=batch.num_prompt_tokens[slots],
-                prompt_logprobs=prompt_logprobs,
+                parts=parts,
                 message=self._post(len(slots)),
             )
 
@@ -251,12 +253,14 @@ class GraphModelRunner(Runner):
         staged.write(columns)
         return counts
 
-    def _shape(self, plan: SchedulerOutput, inputs: StepInputs, prompt_logprobs: Sequence[object]) -> StepShape:
-        num_tokens, num_rows, num_draws = len(inputs.input_ids), len(plan.slots), len(inputs.sampling_rows)
+    def _shape(self, plan: SchedulerOutput, inputs: StepInputs, *, has_parts: bool) -> StepShape:
+        num_tokens = len(inputs.input_ids)
+        num_rows = len(plan.slots)
+        num_draws = len(inputs.sampling_rows)
         padded_draws = padded_size(num_draws, self._decode_sizes) if num_draws else 0
-        if num_tokens == num_rows == num_draws and not prompt_logprobs:
+        if num_tokens == num_rows == num_draws and not has_parts:
             return StepShape("decode", padded_draws, padded_draws, padded_draws)
-        if num_tokens <= max(self._mixed_sizes, default=0) and not prompt_logprobs:
+        if num_tokens <= max(self._mixed_sizes, default=0) and not has_parts:
             padded_tokens = padded_size(num_tokens, self._mixed_sizes)
             return StepShape("mixed", padded_tokens, self._config.scheduler.max_num_seqs + 1, padded_draws)
         return StepShape("eager", num_tokens, num_rows, padded_draws)
@@ -267,7 +271,8 @@ class GraphModelRunner(Runner):
         self, model_input: DeviceStep, intermediate: IntermediateTensors | None = None
     ) -> IntermediateTensors | None:
         """Returns None on the last stage, where the logits stay in `StepPrograms.logits`."""
-        step, plan = model_input, model_input.plan
+        step = model_input
+        plan = model_input.plan
         with self._timeline.span(plan.step_id, "forward"):
             if step.message is not None:
                 self._inbox.expect(plan.step_id, step.slots, step.inputs.first_positions, step.message)
@@ -298,7 +303,8 @@ class GraphModelRunner(Runner):
 
     def _apply_forward_entries(self, step: DeviceStep) -> None:
         """Upload the step's entries, and apply those that the forward reads."""
-        advanced, staged = self._advanced, step.staged
+        advanced = self._advanced
+        staged = step.staged
         step.continues = (
             advanced is not None
             and advanced.plan.step_id == step.inputs.continues
@@ -316,7 +322,8 @@ class GraphModelRunner(Runner):
             self._apply(staged, 0, counts.tables, counts.tables)
         if not self._stage.is_last:
             staged.release()
-        self._advanced, self._applied = None, step
+        self._advanced = None
+        self._applied = step
 
     def _copy_received(self, intermediate: IntermediateTensors) -> None:
         assert self._programs.received is not None
@@ -329,7 +336,9 @@ class GraphModelRunner(Runner):
         self._accelerator.compute.enqueue(copy)
 
     def _enqueue_forward(self, step: DeviceStep) -> None:
-        shape, graphs, programs = step.shape, self._graphs, self._programs
+        shape = step.shape
+        graphs = self._graphs
+        programs = self._programs
         if shape.kind == "decode":
             graphs.enqueue("decode", shape.num_tokens, programs.decode)
         elif shape.kind == "mixed":
@@ -337,17 +346,18 @@ class GraphModelRunner(Runner):
             if self._stage.is_last and shape.num_draws:
                 graphs.enqueue("head", shape.num_draws, programs.head)
         else:
-            targets = [(span, self._upload(span.targets)) for span in step.prompt_logprobs]
-            self._accelerator.compute.enqueue(lambda: self._run_eager(step, targets))
+            if step.parts is not None:
+                step.parts.upload(self._upload)
+            self._accelerator.compute.enqueue(lambda: self._run_eager(step))
 
-    def _run_eager(self, step: DeviceStep, targets: Sequence[tuple[PromptLogprobsSpan, Tensor]]) -> None:
-        step.out.prompt_pieces += self._programs.eager(
+    def _run_eager(self, step: DeviceStep) -> None:
+        self._programs.eager(
             step.shape.num_tokens,
             step.shape.num_rows,
             step.shape.num_draws,
             max_query_len=int(step.plan.num_scheduled_tokens.max()),
             max_seq_len=int(step.inputs.seq_lens.max()),
-            prompt_logprobs=targets,
+            request_parts=step.parts,
         )
 
     # -- sample: launched ------------------------------------------------------------------------------------------------
@@ -355,7 +365,8 @@ class GraphModelRunner(Runner):
     def sample(
         self, model_input: DeviceStep, forward: object, grammar_output: GrammarOutput | None = None
     ) -> DeviceStep:
-        step, plan = model_input, model_input.plan
+        step = model_input
+        plan = model_input.plan
         if not self._stage.is_last:
             return step
         with self._timeline.span(plan.step_id, "sample"):
@@ -363,14 +374,16 @@ class GraphModelRunner(Runner):
                 self._apply(step.staged, step.counts.drawn, step.counts.requests, step.counts.requests)
             step.staged.release()
             processors = self._enqueue_draws(step, grammar_output) if step.shape.num_draws else None
-            if self._draws and (step.shape.num_draws or step.prompt_logprobs):
+            if self._draws and (step.shape.num_draws or step.parts is not None):
                 tokens = self._programs.tokens[: len(step.slots)]
-                self._copied = step.out.start(self._accelerator, tokens, processors, step.prompt_logprobs)
+                self._copied = step.out.start(self._accelerator, tokens, processors, step.parts)
             return step
 
     def _enqueue_draws(self, step: DeviceStep, grammar_output: GrammarOutput | None) -> LogitsProcessors | None:
         """Queue the draws of the step. Returns its logits processors."""
-        compute, programs, kept = self._accelerator.compute, self._programs, step.kept_logits
+        compute = self._accelerator.compute
+        programs = self._programs
+        kept = step.kept_logits
         processors = self._processors(step, grammar_output)
         if processors is not None:
             logits = (programs.logits if kept is None else kept)[: len(step.slots)]
@@ -422,7 +435,8 @@ class GraphModelRunner(Runner):
 
     def _apply(self, staged: StagingSlot, first: int, num_pairs: int, num_entries: int) -> None:
         if num_entries > first:
-            flat, entries = self._state.flat, staged.entries
+            flat = self._state.flat
+            entries = staged.entries
             self._accelerator.compute.enqueue(lambda: apply_entries(flat, entries, first, num_pairs, num_entries))
 
     def _upload(self, array: npt.NDArray[np.generic]) -> Tensor:

@@ -56,9 +56,11 @@ class StagingSlot:
 
     def upload(self, num_entries: int) -> None:
         """Copy the first entries to the device. Kernels that are queued on `compute` from now on can read them."""
-        copy_in, compute = self._device.copy_in, self._device.compute
+        copy_in = self._device.copy_in
+        compute = self._device.compute
         copy_in.wait(self._read)
-        pinned, entries = self._pinned[:num_entries], self.entries[:num_entries]
+        pinned = self._pinned[:num_entries]
+        entries = self.entries[:num_entries]
         copy_in.enqueue(lambda: queue_copy(pinned, entries))
         self._uploaded = copy_in.record()
         compute.wait(self._uploaded)

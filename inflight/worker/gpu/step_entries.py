@@ -51,7 +51,10 @@ class StepEntries:
     """Only the thread that prepares uses it. It keeps no data of a step. `draws`: whether this pipeline stage draws tokens."""
 
     def __init__(self, state: DeviceState, vocab_size: int, *, draws: bool) -> None:
-        self._start, self._sizes, self._vocab_size, self._has_draws = state.start, state.sizes, vocab_size, draws
+        self._start = state.start
+        self._sizes = state.sizes
+        self._vocab_size = vocab_size
+        self._has_draws = draws
 
     def of(
         self, plan: SchedulerOutput, inputs: StepInputs, shape: StepShape, with_history: tuple[NewRequestData, ...]
@@ -69,7 +72,8 @@ class StepEntries:
     def dummies(self, num_tokens: int, num_rows: int) -> list[Column]:
         """The entries of a step in the dummy slot, which no request has: `num_rows` rows of one token, or one row of
         `num_tokens` tokens. Each row draws."""
-        dummy, length = self._sizes.dummy_slot, num_tokens // num_rows
+        dummy = self._sizes.dummy_slot
+        length = num_tokens // num_rows
         starts = np.full(self._sizes.max_num_rows + 1, num_tokens)
         starts[: num_rows + 1] = np.arange(num_rows + 1) * length
         return [
@@ -95,12 +99,14 @@ class StepEntries:
     def tables(self, plan: SchedulerOutput) -> list[Column]:
         """The entries of the block tables."""
         found: list[Column] = []
-        num_slots, width = self._sizes.max_num_seqs + 1, self._sizes.max_blocks
+        num_slots = self._sizes.max_num_seqs + 1
+        width = self._sizes.max_blocks
         new = {data.slot for data in plan.new_requests}
         for group, delta in enumerate(plan.block_table_deltas):
             start = self._start["block_tables"] + group * num_slots * width
             kept = ~np.isin(delta.slots, list(new)) if new else slice(None)
-            slots, columns = delta.slots[kept].astype(np.int64), delta.columns[kept]
+            slots = delta.slots[kept].astype(np.int64)
+            columns = delta.columns[kept]
             found.append((start + slots * width + columns, delta.block_ids[kept]))
             for data in plan.new_requests:
                 block_ids = data.block_ids[group]
@@ -108,7 +114,9 @@ class StepEntries:
         return found
 
     def _rows(self, plan: SchedulerOutput, inputs: StepInputs, shape: StepShape) -> list[Column]:
-        num_tokens, num_rows, dummy = len(inputs.input_ids), len(plan.slots), self._sizes.dummy_slot
+        num_tokens = len(inputs.input_ids)
+        num_rows = len(plan.slots)
+        dummy = self._sizes.dummy_slot
         padding = shape.num_tokens - num_tokens
         known = np.ones(shape.num_tokens, dtype=np.bool_)
         known[inputs.drawn_tokens] = False
@@ -151,7 +159,8 @@ class StepEntries:
 
     def _requests(self, plan: SchedulerOutput, with_history: tuple[NewRequestData, ...]) -> list[Column]:
         found = [self._parameters(data.slot, data.sampling) for data in plan.new_requests]
-        history, max_model_len = self._start["history"], self._sizes.max_model_len
+        history = self._start["history"]
+        max_model_len = self._sizes.max_model_len
         for data in with_history:
             found.append((history + data.slot * max_model_len + np.arange(len(data.token_ids)), data.token_ids))
         if (forced := plan.forced_tokens) is not None:
@@ -163,9 +172,12 @@ class StepEntries:
 
     def _parameters(self, slot: int, sampling: ResolvedSampling) -> Column:
         values = DeviceSampler.parameters(sampling, self._vocab_size)
-        return self._start["columns"] + np.arange(len(values)) * (self._sizes.max_num_seqs + 1) + slot, values
+        columns = np.arange(len(values)) * (self._sizes.max_num_seqs + 1)
+        return self._start["columns"] + columns + slot, values
 
 
 # Any: all integer types
 def _padded(values: npt.NDArray[Any], count: int, value: int) -> npt.NDArray[Any]:
-    return np.concatenate([values, np.full(count, value, dtype=values.dtype)]) if count > 0 else values
+    if count > 0:
+        return np.concatenate([values, np.full(count, value, dtype=values.dtype)])
+    return values

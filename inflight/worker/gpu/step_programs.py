@@ -12,8 +12,6 @@ Only the last pipeline stage has an LM head and draws. On the other stages the f
 to `sent`.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -27,9 +25,9 @@ from inflight.interface.kv_cache import KVCacheConfig
 from inflight.kernels.triton.step_state import advance
 from inflight.models.causal_lm import CausalLM, ModelStep
 from inflight.sample.device_sampler import DeviceSampler
-from inflight.sample.logprobs import LogprobsTensors, gather_logprobs
+from inflight.sample.logprobs import gather_logprobs
 from inflight.worker.gpu.device_state import DeviceState
-from inflight.worker.prompt_logprobs import PromptLogprobsSpan
+from inflight.worker.parts.row_parts import StepParts
 
 PROFILED_LOGPROBS = 20  # log-probabilities per token in the profile run: the most that OpenAI's API gives
 
@@ -59,10 +57,14 @@ class StepPrograms:
         max_num_tokens: int,
         max_mixed: int,
     ) -> None:
-        self._config, self._model, self._tp = config, model, tp
+        self._config = config
+        self._model = model
+        self._tp = tp
         self._draws = stage.is_last and tp.rank == 0
-        architecture, max_num_seqs = config.model.architecture, config.scheduler.max_num_seqs
-        hidden_size, dtype = architecture.hidden_size, getattr(torch, config.model.dtype)
+        architecture = config.model.architecture
+        max_num_seqs = config.scheduler.max_num_seqs
+        hidden_size = architecture.hidden_size
+        dtype = getattr(torch, config.model.dtype)
         num_draws = max_num_seqs if stage.is_last else 0
         self.logits = torch.zeros(num_draws, architecture.vocab_size, dtype=torch.float32, device=device)
         self.tokens = torch.zeros(num_draws, dtype=torch.int32, device=device)
@@ -84,15 +86,15 @@ class StepPrograms:
         return self._parts["history"]
 
     def decode(self, num_rows: int) -> None:
-        hidden = self._forward(num_rows, self._recorded_metadata(num_rows, num_rows, max_query_len=1))
+        metadata = self._recorded_metadata(num_rows, num_rows, max_query_len=1)
+        hidden = self._run(self._model_step(num_rows, metadata))
         if hidden is not None:
             self._model.compute_logits(hidden, out=self.logits[:num_rows])
 
     def mixed(self, num_tokens: int) -> None:
         num_rows = min(self._config.scheduler.max_num_seqs + 1, num_tokens)  # every row has at least one token
-        hidden = self._forward(
-            num_tokens, self._recorded_metadata(num_tokens, num_rows, max_query_len=max(2, num_tokens))
-        )
+        metadata = self._recorded_metadata(num_tokens, num_rows, max_query_len=max(2, num_tokens))
+        hidden = self._run(self._model_step(num_tokens, metadata))
         if hidden is not None:
             self._hidden[:num_tokens].copy_(hidden)
 
@@ -108,29 +110,33 @@ class StepPrograms:
         *,
         max_query_len: int,
         max_seq_len: int,
-        prompt_logprobs: Sequence[tuple[PromptLogprobsSpan, Tensor]],
-    ) -> list[list[LogprobsTensors]]:
-        """`prompt_logprobs`: spans of prompt tokens, each with its target ids on the device. Returns the log-probabilities of
-        each span, in pieces."""
+        request_parts: StepParts | None,
+    ) -> None:
+        """`request_parts`: uploaded. They read the hidden states of the step, and keep on the device what they find."""
         indices = self._parts["logits_indices"][: max(num_draws, 1)]
         metadata = self._make_metadata(num_tokens, num_rows, max_query_len=max_query_len, max_seq_len=max_seq_len)
-        hidden = self._forward(num_tokens, metadata, None if prompt_logprobs else indices)
+        step = self._model_step(num_tokens, metadata, indices)
+        if request_parts is not None:
+            step = request_parts.extend(step)
+        hidden = self._run(step)
         if hidden is None:
-            return []
-        found = [span.pieces(hidden, self._model.compute_logits, targets) for span, targets in prompt_logprobs]
-        if prompt_logprobs:
+            return
+        if request_parts is not None:
+            request_parts.read(hidden, self._model.compute_logits)
+        if step.rows is None:
             hidden = hidden.index_select(0, indices)
         if num_draws:
             self._model.compute_logits(hidden, out=self.logits[:num_draws])
-        return found
 
     def draw(self, num_draws: int) -> None:
         self.draw_from(self.logits[:num_draws])
 
     def draw_from(self, logits: Tensor) -> None:
         """Draw a token from each row of `logits`, float32 [num_draws, vocab_size]."""
-        num_draws, parts = len(logits), self._parts
-        slots, positions = parts["draw_slots"][:num_draws], parts["draw_positions"][:num_draws]
+        num_draws = len(logits)
+        parts = self._parts
+        slots = parts["draw_slots"][:num_draws]
+        positions = parts["draw_positions"][:num_draws]
         tokens = self.tokens[:num_draws]
         if self._draws:
             self._sampler.draw(logits, parts["columns"], slots, positions, tokens)
@@ -158,16 +164,21 @@ class StepPrograms:
             self._sampler.draw(logits, columns, zeros, zeros, self.tokens[:num_rows])
             gather_logprobs(logits, self.tokens[:num_rows], PROFILED_LOGPROBS)
 
-    def _forward(
+    def _model_step(
         self, num_tokens: int, metadata: tuple[AttentionMetadata, ...], rows: Tensor | None = None
-    ) -> Tensor | None:
-        """The hidden states of `rows`, or of all tokens. None if this is not the last stage."""
-        ids, positions = self._parts["input_ids"][:num_tokens], self._parts["positions"][:num_tokens]
+    ) -> ModelStep:
+        ids = self._parts["input_ids"][:num_tokens]
+        positions = self._parts["positions"][:num_tokens]
         intermediate = None if self.received is None else self.received.first(num_tokens)
-        output = self._model(ModelStep(ids, positions, metadata, rows, intermediate=intermediate))
+        return ModelStep(ids, positions, metadata, rows, intermediate=intermediate)
+
+    def _run(self, step: ModelStep) -> Tensor | None:
+        """The hidden states of `step.rows`, or of all tokens. None if this is not the last stage."""
+        output = self._model(step)
         if isinstance(output, Tensor):
             return output
         assert self.sent is not None
+        num_tokens = len(step.input_ids)
         self.sent.delta[:num_tokens].copy_(output.delta)
         self.sent.residual[:num_tokens].copy_(output.residual)
         return None

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.robustness.fault_load import Outcome
 from benchmarks.robustness.fault_requests import KINDS, BadAnswer, LoadRequest, difference, draw_requests, read_answer
-from benchmarks.robustness.faults import Fault, Injected, Plan, Result
+from benchmarks.robustness.faults import Fault, Injected, Plan, Result, memory_growth
 
 CALL = {"index": 0, "function": {"name": "get_weather", "arguments": '{"city": '}}
 EVENTS: list[dict[str, Any]] = [
@@ -115,3 +115,7 @@ def test_every_way_to_fail_is_a_problem() -> None:
 def test_a_fault_that_only_ranks_can_have() -> None:
     with pytest.raises(SystemExit, match="hits ranks"):
         Fault("raise", "engine")
+
+
+def test_growth_of_memory_is_measured_without_the_warm_up() -> None:
+    assert memory_growth([10, 50, 100, 100, 100, 100, 101, 102]) == pytest.approx(1.015)

@@ -68,12 +68,12 @@ def test_the_metadata_of_a_group_is_that_of_its_kind_and_keeps_none_of_the_input
         block_table=np.array([[7, 0, 0], [3, 4, 5]], dtype=np.int32),
     )
     backend, state = TorchSdpaBackend(), KVCacheSpec.of_state(BLOCK_SIZE, 64)
-    metadata = backend.layer_metadata(inputs, state)
+    metadata = backend.metadata_builder(state)(inputs)
     assert isinstance(metadata, StateMetadata)
     assert (metadata.num_tokens, metadata.block_size, metadata.num_states) == (5, BLOCK_SIZE, state.num_states)
     before = list(metadata.pieces())
     keys = KVCacheSpec(block_size=BLOCK_SIZE, num_kv_heads=2, head_dim=8, dtype="float32", itemsize=4)
-    assert not isinstance(backend.layer_metadata(inputs, keys), StateMetadata)
+    assert not isinstance(backend.metadata_builder(keys)(inputs), StateMetadata)
     inputs.block_table.fill(1)
     assert list(metadata.pieces()) == before
     assert backend.scratch_bytes(keys, per_head=2, num_threads=3) == 0

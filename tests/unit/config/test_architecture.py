@@ -6,19 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from inflight.config.architecture import (
+from inflight.config.architecture import GatedMlpSpec, LayerSpec, ModelArchitecture
+from inflight.config.mixers import (
     AttentionSpec,
+    BaseAttentionSpec,
     GatedDeltaSpec,
-    LatentSpec,
-    LayerSpec,
-    MlpSpec,
-    ModelArchitecture,
+    LatentAttentionSpec,
     RopeConfig,
     ShortConvSpec,
 )
 
 PLAIN = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=8, rope=None)
-LATENT = LatentSpec(rank=11, query_rank=None, nope_dim=3, rope_dim=4, value_dim=5)
+LATENT = LatentAttentionSpec(
+    num_heads=6, head_dim=15, rope=None, rank=11, query_rank=None, nope_dim=3, rope_dim=4, value_dim=5
+)
 DELTA = GatedDeltaSpec(num_key_heads=2, num_value_heads=4, key_dim=3, value_dim=5, kernel_size=4)
 CONV = ShortConvSpec(num_channels=6, kernel_size=3)
 
@@ -29,8 +30,8 @@ def model(*layers: LayerSpec) -> ModelArchitecture:
     )
 
 
-def attending(attention: AttentionSpec) -> LayerSpec:
-    return LayerSpec(attention=attention, mlp=MlpSpec(size=12))
+def attending(attention: BaseAttentionSpec) -> LayerSpec:
+    return LayerSpec(mixer=attention, mlp=GatedMlpSpec(size=12))
 
 
 @pytest.mark.parametrize(
@@ -40,8 +41,8 @@ def attending(attention: AttentionSpec) -> LayerSpec:
         (replace(PLAIN, has_gate=True), (2 * 6 + 2 + 2 + 6) * 8),
         (replace(PLAIN, kv_layer=0), (6 + 6) * 8),
         (replace(PLAIN, kv_layer=1, has_gate=True), (12 + 6) * 8),
-        (replace(PLAIN, latent=LATENT), 6 * (3 + 4) + 11 + 4 + 6 * 5),
-        (replace(PLAIN, latent=replace(LATENT, query_rank=13)), 13 + 11 + 4 + 6 * 5),
+        (LATENT, 6 * (3 + 4) + 11 + 4 + 6 * 5),
+        (replace(LATENT, query_rank=13), 13 + 11 + 4 + 6 * 5),
         # queries, keys, values; a gate and the output for each value, two numbers for each value head
         (DELTA, 2 * 2 * 3 + 4 * 5 + 2 * 4 * 5 + 2 * 4),
         (CONV, 3 * 6 + 6),
@@ -74,8 +75,8 @@ def test_sizes_that_divide_a_layer(mixer: AttentionSpec | GatedDeltaSpec | Short
 
 
 def test_layers_of_several_kinds() -> None:
-    latent, reader = replace(PLAIN, latent=LATENT, head_dim=15), replace(PLAIN, kv_layer=0, head_dim=16)
-    recurrent = [LayerSpec(gated_delta=DELTA, mlp=MlpSpec(size=12)), LayerSpec(short_conv=CONV, mlp=MlpSpec(size=12))]
+    latent, reader = LATENT, replace(PLAIN, kv_layer=0, head_dim=16)
+    recurrent = [LayerSpec(mixer=DELTA, mlp=GatedMlpSpec(size=12)), LayerSpec(mixer=CONV, mlp=GatedMlpSpec(size=12))]
     architecture = model(attending(PLAIN), *recurrent, attending(reader), attending(latent))
     assert architecture.num_layers == 5
     assert architecture.attentions == [PLAIN, reader, latent]
@@ -83,7 +84,9 @@ def test_layers_of_several_kinds() -> None:
     assert architecture.caching == [PLAIN, latent]
     assert [layer.mixer for layer in architecture.layers] == [PLAIN, DELTA, CONV, reader, latent]
     assert architecture.head_dims == [8, 16, 15, 11]
-    assert (PLAIN.rotated_dim, latent.rotated_dim) == (8, 4)
+    assert (PLAIN.rotation, latent.rotation, DELTA.rotation) == ((None, 8), (None, 4), None)
+    assert (PLAIN.token_bytes(2, 4, 1), PLAIN.token_bytes(2, 0, 6)) == (2 * 2 * (8 * 2 + 4), 2 * 8 * 2)
+    assert (latent.token_bytes(2, 0, 2), latent.head_products, PLAIN.head_products) == (15 * 2, {3, 11}, set())
     assert "6 query heads, 2 key/value heads" in str(PLAIN)
     assert "2 key heads" in str(DELTA) and "6 channels" in str(CONV)
 
@@ -99,5 +102,5 @@ def test_the_longest_request_of_longrope() -> None:
     assert architecture.for_length(40) == architecture
     long = architecture.for_length(41)
     assert [each.rope.factors if each.rope else None for each in long.attentions] == [None, (2.0,), (1.0,)]
-    recurrent = model(LayerSpec(short_conv=CONV, mlp=MlpSpec(size=12)))
+    recurrent = model(LayerSpec(mixer=CONV, mlp=GatedMlpSpec(size=12)))
     assert recurrent.for_length(100) == recurrent and recurrent.default_max_model_len == 100

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
+from inflight.config.architecture import GatedMlpSpec, LayerSpec, ModelArchitecture
 from inflight.config.cuda_driver import Gpu
 from inflight.config.device_options import MAX_DEVICE_STATE, check_device_state, check_token_ids
 from inflight.config.engine import DeviceConfig, EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine
+from inflight.config.mixers import AttentionSpec, RopeConfig
 from inflight.config.resolve import find_conflicts, resolve
 from inflight.errors import ConfigError
 from tests.unit.config.fake_driver import A100, H200
@@ -25,7 +26,7 @@ ARCHITECTURE = ModelArchitecture(
     hidden_size=64,
     layers=(
         LayerSpec(
-            attention=AttentionSpec(num_heads=4, num_kv_heads=4, head_dim=16, rope=RopeConfig()), mlp=MlpSpec(size=128)
+            mixer=AttentionSpec(num_heads=4, num_kv_heads=4, head_dim=16, rope=RopeConfig()), mlp=GatedMlpSpec(size=128)
         ),
     )
     * 2,

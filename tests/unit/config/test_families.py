@@ -12,22 +12,11 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from inflight.config import families
-from inflight.config.architecture import (
-    GELU_TANH,
-    HEAD,
-    SILU,
-    WHOLE,
-    GatedDeltaSpec,
-    LatentSpec,
-    ModelArchitecture,
-    NormNames,
-    RopeConfig,
-    ShortConvSpec,
-    TokenInputsSpec,
-)
+from inflight.config.architecture import GELU_TANH, SILU, ModelArchitecture, NormNames, TokenInputsSpec
 from inflight.config.families import FAMILIES
 from inflight.config.families.family import Family
 from inflight.config.families.gemma2 import scale_from_gguf
+from inflight.config.mixers import HEAD, WHOLE, GatedDeltaSpec, LatentAttentionSpec, RopeConfig, ShortConvSpec
 from inflight.config.parse_architecture import is_known_family, parse_architecture
 from inflight.errors import UnsupportedModelError
 from tests.support.model_zoo import FAMILY_CONFIGS
@@ -136,21 +125,29 @@ LATENT: dict[str, Any] = {
 def test_latent_attention() -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0}
     attention = parse("deepseek_v2", **LATENT, rope_scaling=scaling).attentions[0]
-    assert (attention.num_kv_heads, attention.head_dim, attention.rotated_dim, attention.latent) == (
-        1,
-        36,
-        4,
-        LatentSpec(rank=32, query_rank=None, nope_dim=12, rope_dim=4, value_dim=8),
-    )
-    assert attention.latent is not None
+    assert isinstance(attention, LatentAttentionSpec)
+    assert (attention.num_kv_heads, attention.head_dim) == (1, 36)
+    sizes = attention.rank, attention.query_rank, attention.nope_dim, attention.rope_dim, attention.value_dim
+    assert sizes == (32, None, 12, 4, 8)
     assert attention.scale == pytest.approx(0.25 * (0.1 * math.log(4) + 1) ** 2)
     assert attention.rope is not None
     assert (attention.rope.interleaved, attention.rope.attention_factor) == (True, 1.0)
     plain = parse("deepseek_v3", **LATENT, rope_interleave=False).attentions[0]
     assert plain.rope == RopeConfig()
     model = parse("minicpm3", **{**LATENT, "v_head_dim": None})
-    assert model.attentions[0].latent == replace(attention.latent, value_dim=16)
+    assert isinstance(model.attentions[0], LatentAttentionSpec) and model.attentions[0].value_dim == 16
     assert (model.embedding_scale, model.logits_scale) == (pytest.approx(12 / 0.7), 4.0)
+
+
+_COUNTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
+_MOE_SIZES: dict[str, Any] = {**_COUNTS, "moe_intermediate_size": 32}
+EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen2_moe": {**_MOE_SIZES, "shared_expert_intermediate_size": 48},
+    "qwen3_moe": _MOE_SIZES,
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmoe": _COUNTS,
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
 
 
 def sizes(family: Family) -> dict[str, Any]:
@@ -158,6 +155,8 @@ def sizes(family: Family) -> dict[str, Any]:
     own: dict[str, Any] = {"num_experts": 0} if family.model_type == "qwen3_next" else {}
     if family.model_type in ("deepseek_v2", "deepseek_v3", "youtu", "minicpm3"):
         own = {**LATENT, "num_key_value_heads": 4, "q_lora_rank": 16, "first_k_dense_replace": 12}
+    if family.model_type in EXPERTS:
+        own = EXPERTS[family.model_type]
     return {**BASE, "num_hidden_layers": 12, "max_position_embeddings": 8192, **own}
 
 
@@ -175,7 +174,16 @@ def test_what_is_absent_has_the_value_that_transformers_gives_it(family: Family)
 # What families call a field, if not as most do. A new family that differs from most needs its place in these lists.
 ACTIVATIONS = dict.fromkeys(("gemma2", "gemma3_text", "gemma4_text"), "hidden_activation")
 RECURRENT = ("qwen3_5_text", "qwen3_next", "lfm2")  # their recurrent layers have SiLU
-NO_BIAS = ("mistral", "qwen2", "phi3", "ministral", "ministral3", "lfm2")  # they have no field `attention_bias`
+NO_BIAS = (
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen2_moe",
+    "phi3",
+    "ministral",
+    "ministral3",
+    "lfm2",
+)  # they have no field `attention_bias`
 ONE_BIAS = ("glm", "glm4")  # on queries, keys and values only
 MLP_BIAS = ("llama", "granite", "smollm3", "minicpm3", "deepseek_v2")
 
@@ -198,18 +206,19 @@ def test_the_fields_that_families_share_go_to_their_places(family: Family) -> No
         )
     model = parse(kind, **given, attention_bias=True, mlp_bias=True)
     has_bias = kind not in NO_BIAS
+    has_own = kind in ("qwen2", "qwen2_moe")
     for attention in model.attentions:
-        wanted = has_bias or kind == "qwen2", has_bias and kind not in ONE_BIAS
+        wanted = has_bias or has_own, has_bias and kind not in ONE_BIAS
         assert (attention.qkv_bias, attention.output_bias) == wanted, (
             f"{kind} with attention_bias=True: if the family has no such field, put it into NO_BIAS of this file; if the bias "
             "is on queries, keys and values only, into ONE_BIAS"
         )
-    assert {layer.mlp.bias for layer in model.layers} == {kind in MLP_BIAS}, (
+    assert {getattr(layer.mlp, "bias", False) for layer in model.layers} == {kind in MLP_BIAS}, (
         f"{kind}: MLP_BIAS has families with mlp_bias"
     )
     plain = parse(kind, **given, attention_bias=False)
-    assert {(each.qkv_bias, each.output_bias) for each in plain.attentions} == {(kind == "qwen2", False)}
-    if plain.attentions[0].latent is None:
+    assert {(each.qkv_bias, each.output_bias) for each in plain.attentions} == {(has_own, False)}
+    if not isinstance(plain.attentions[0], LatentAttentionSpec):
         heads = {each.num_heads for each in plain.attentions}, {each.num_kv_heads for each in plain.attentions}
         assert heads == ({4}, {2})
         narrow = parse(kind, **given, head_dim=48)

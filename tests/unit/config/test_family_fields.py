@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from inflight.config.architecture import GELU_TANH, SILU, AttentionSpec, LayerSpec, MlpSpec, RopeConfig
+from inflight.config.architecture import GELU_TANH, SILU, GatedMlpSpec, LayerSpec
 from inflight.config.families.family_fields import FamilyFields, parse_dtype
+from inflight.config.mixers import AttentionSpec, RopeConfig
 from inflight.errors import UnsupportedModelError
 
 SIZES = {
@@ -19,7 +20,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 100,
 }
-LAYER = LayerSpec(attention=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, rope=None), mlp=MlpSpec(size=96))
+LAYER = LayerSpec(mixer=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, rope=None), mlp=GatedMlpSpec(size=96))
 
 
 def fields(**given: Any) -> FamilyFields:
@@ -63,11 +64,11 @@ def test_heads_that_do_not_fit(given: FamilyFields, message: str) -> None:
     ("name", "activation"), [("silu", SILU), ("swish", SILU), ("gelu_pytorch_tanh", GELU_TANH), ("gelu_new", GELU_TANH)]
 )
 def test_an_mlp(name: str, activation: str) -> None:
-    assert fields(act=name).mlp(name="act") == MlpSpec(size=96, activation=activation)
+    assert fields(act=name).mlp(name="act") == GatedMlpSpec(size=96, activation=activation)
     assert fields().mlp(default=name).activation == activation
-    assert fields().mlp(bias=True, is_fused=True) == MlpSpec(size=96, bias=True, is_fused=True)
+    assert fields().mlp(bias=True, is_fused=True) == GatedMlpSpec(size=96, bias=True, is_fused=True)
     if activation == SILU:
-        assert fields(hidden_act=name).silu_mlp() == MlpSpec(size=96)
+        assert fields(hidden_act=name).silu_mlp() == GatedMlpSpec(size=96)
     else:
         with pytest.raises(UnsupportedModelError, match=f"hidden_act='{name}' is not supported by Inflight's own"):
             fields(hidden_act=name).silu_mlp()

@@ -90,11 +90,9 @@ def test_a_field(tmp_path: Path, metadata: dict[str, Any], field: str, value: ob
     [
         ({"general.architecture": "mamba"}, ["general.architecture='mamba'", "llama, qwen2, qwen3"]),
         ({"general.architecture": None}, ["general.architecture=None"]),
-        ({"split.count": Number("H", 3), "split.no": Number("H", 0)}, ["is part 1 of 3 of a model", "--merge"]),
-        ({"split.count": Number("H", 3), "split.no": Number("H", 2)}, ["is part 3 of 3 of a model"]),
         ({"general.type": "adapter"}, ["is not a whole model: its general.type is 'adapter'"]),
         ({"general.type": "mmproj", "general.architecture": "clip"}, ["its general.type is 'mmproj'"]),
-        ({"llama.expert_count": Number("I", 8)}, ["llama.expert_count=8"]),
+        ({"llama.expert_count": Number("I", 8)}, ["num_experts_per_tok is missing"]),
         ({"llama.attention.sliding_window": Number("I", 64)}, ["llama.attention.sliding_window=64"]),
         ({"llama.attention.causal": False}, ["llama.attention.causal=False"]),
         ({"llama.logit_scale": Number("f", 2)}, ["llama.logit_scale=2.0"]),

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, Gemma3Config, Gemma3TextConfig
 
-from inflight.config.architecture import RopeConfig
 from inflight.config.engine import ModelConfig
 from inflight.config.engine_args import EngineArgs
+from inflight.config.mixers import RopeConfig
 from inflight.config.overrides import ineffective_overrides, merge_overrides
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.unknown_family import describe_model

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from inflight.config.architecture import HEAD, AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
+from inflight.config.architecture import GatedMlpSpec, LayerSpec, ModelArchitecture
 from inflight.config.families import FAMILIES
+from inflight.config.mixers import HEAD, AttentionSpec, RopeConfig
 from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES, is_known_family, parse_architecture
 from inflight.errors import UnsupportedModelError
 
@@ -46,8 +47,8 @@ def test_a_plain_llama() -> None:
         hidden_size=64,
         layers=(
             LayerSpec(
-                attention=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, rope=RopeConfig(theta=10000.0)),
-                mlp=MlpSpec(size=128),
+                mixer=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, rope=RopeConfig(theta=10000.0)),
+                mlp=GatedMlpSpec(size=128),
             ),
         )
         * 4,

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, RopeConfig, TokenInputsSpec
+from inflight.config.architecture import GatedMlpSpec, LayerSpec, TokenInputsSpec
+from inflight.config.mixers import AttentionSpec, RopeConfig
 from inflight.config.partition import (
     check_tensor_parallel_size,
     head_cost,
@@ -61,8 +62,8 @@ def test_the_head_counts_for_a_quarter_of_its_weights() -> None:
         hidden_size=1024,
         layers=(
             LayerSpec(
-                attention=AttentionSpec(num_heads=16, num_kv_heads=8, head_dim=128, rope=RopeConfig()),
-                mlp=MlpSpec(size=3072),
+                mixer=AttentionSpec(num_heads=16, num_kv_heads=8, head_dim=128, rope=RopeConfig()),
+                mlp=GatedMlpSpec(size=3072),
             ),
         )
         * 28,
@@ -126,8 +127,8 @@ def test_sizes_that_work_are_named(heads: int, kv_heads: int, intermediate: int,
         ARCHITECTURE,
         layers=(
             LayerSpec(
-                attention=AttentionSpec(num_heads=heads, num_kv_heads=kv_heads, head_dim=16, rope=None),
-                mlp=MlpSpec(size=intermediate),
+                mixer=AttentionSpec(num_heads=heads, num_kv_heads=kv_heads, head_dim=16, rope=None),
+                mlp=GatedMlpSpec(size=intermediate),
             ),
         ),
     )
@@ -141,7 +142,7 @@ def test_layers_that_must_be_in_one_stage() -> None:
     """One reads the keys of another, or all read the embeddings of the tokens."""
     layer = ARCHITECTURE.layers[0]
     assert layer.attention is not None
-    reader = replace(layer, attention=replace(layer.attention, kv_layer=1))
+    reader = replace(layer, mixer=replace(layer.attention, kv_layer=1))
     shared = replace(ARCHITECTURE, layers=(layer, layer, reader, layer))
     assert resolve_partition("1,2,1", shared, 3) == (1, 2, 1)
     with pytest.raises(

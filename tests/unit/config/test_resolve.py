@@ -10,19 +10,12 @@ from typing import Any
 
 import pytest
 
-from inflight.config.architecture import (
-    TRANSFORMERS,
-    AttentionSpec,
-    GatedDeltaSpec,
-    LayerSpec,
-    MlpSpec,
-    ModelArchitecture,
-    RopeConfig,
-)
+from inflight.config.architecture import TRANSFORMERS, GatedMlpSpec, LayerSpec, ModelArchitecture
 from inflight.config.engine import EngineConfig, ModelConfig, QuantizationConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine, detect_machine
 from inflight.config.milliseconds import MAX_MILLISECONDS
+from inflight.config.mixers import AttentionSpec, GatedDeltaSpec, RopeConfig
 from inflight.config.ranks import ranks_of_node
 from inflight.config.resolve import DEFAULT_DEPTH, resolve
 from inflight.config.weight_format import STORED_QUANTIZATIONS
@@ -34,7 +27,7 @@ ARCHITECTURE = ModelArchitecture(
     hidden_size=64,
     layers=(
         LayerSpec(
-            attention=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, rope=RopeConfig()), mlp=MlpSpec(size=128)
+            mixer=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, rope=RopeConfig()), mlp=GatedMlpSpec(size=128)
         ),
     )
     * 2,
@@ -429,7 +422,7 @@ def test_threads_follow_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_block_of_a_recurrent_model_has_room_for_a_state() -> None:
     recurrence = GatedDeltaSpec(num_key_heads=2, num_value_heads=2, key_dim=64, value_dim=64, kernel_size=4)
     hybrid = replace(
-        ARCHITECTURE, layers=(LayerSpec(gated_delta=recurrence, mlp=MlpSpec(size=128)), *ARCHITECTURE.layers)
+        ARCHITECTURE, layers=(LayerSpec(mixer=recurrence, mlp=GatedMlpSpec(size=128)), *ARCHITECTURE.layers)
     )
     state_bytes = 2 * 64 * 64 * 4 + 3 * 6 * 64 * 2
     for arguments, num_bytes in (({}, 2 * 2 * 16 * 2), ({"kv_cache_dtype": "int8"}, 2 * 2 * (16 + 4))):

@@ -8,19 +8,11 @@ from typing import Any
 
 import pytest
 
-from inflight.config.architecture import (
-    TRANSFORMERS,
-    AttentionSpec,
-    GatedDeltaSpec,
-    LatentSpec,
-    LayerSpec,
-    MlpSpec,
-    ModelArchitecture,
-    RopeConfig,
-)
+from inflight.config.architecture import TRANSFORMERS, GatedMlpSpec, LayerSpec, ModelArchitecture
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine
+from inflight.config.mixers import AttentionSpec, GatedDeltaSpec, LatentAttentionSpec, RopeConfig
 from inflight.config.resolve import find_conflicts, resolve
 from inflight.errors import ConfigError
 from tests.unit.config.fake_driver import H200
@@ -28,17 +20,13 @@ from tests.unit.config.test_resolve import ARCHITECTURE, MACHINE, resolved
 
 GPU = Machine(device="cuda", num_cores=6, dtypes=("bfloat16", "float16", "float32"), gpus=(H200,) * 4)
 UNKNOWN = replace(ARCHITECTURE, implementation=TRANSFORMERS)
-MLP = MlpSpec(size=128)
+MLP = GatedMlpSpec(size=128)
 DELTA = GatedDeltaSpec(num_key_heads=2, num_value_heads=2, key_dim=64, value_dim=64, kernel_size=4)
-RECURRENT = replace(ARCHITECTURE, layers=(LayerSpec(gated_delta=DELTA, mlp=MLP), *ARCHITECTURE.layers))
-LATENT_ATTENTION = AttentionSpec(
-    num_heads=4,
-    num_kv_heads=1,
-    head_dim=40,
-    rope=None,
-    latent=LatentSpec(rank=32, query_rank=None, nope_dim=8, rope_dim=8, value_dim=8),
+RECURRENT = replace(ARCHITECTURE, layers=(LayerSpec(mixer=DELTA, mlp=MLP), *ARCHITECTURE.layers))
+LATENT_ATTENTION = LatentAttentionSpec(
+    num_heads=4, head_dim=40, rope=None, rank=32, query_rank=None, nope_dim=8, rope_dim=8, value_dim=8
 )
-LATENT = replace(ARCHITECTURE, layers=(LayerSpec(attention=LATENT_ATTENTION, mlp=MLP),))
+LATENT = replace(ARCHITECTURE, layers=(LayerSpec(mixer=LATENT_ATTENTION, mlp=MLP),))
 LONG = replace(ARCHITECTURE, max_position_embeddings=2**20)
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 
@@ -133,7 +121,7 @@ def test_the_dtype_of_a_checkpoint(machine: Machine, checkpoint: str, dtype: str
 
 
 def test_a_latent_vector_is_one_row_for_keys_and_values() -> None:
-    hybrid = replace(LATENT, layers=(*LATENT.layers, LayerSpec(gated_delta=DELTA, mlp=MLP)))
+    hybrid = replace(LATENT, layers=(*LATENT.layers, LayerSpec(mixer=DELTA, mlp=MLP)))
     state_bytes = DELTA.state_bytes(2, 1)
     assert state_bytes == 2 * 64 * 64 * 4 + 3 * 6 * 64 * 2
     assert on(MACHINE, hybrid).cache.block_size == -(-state_bytes // (40 * 2) // 16) * 16
@@ -300,7 +288,7 @@ def test_quantization_of_layers_and_head(
 def test_a_rope_with_long_factors() -> None:
     rope = RopeConfig(kind="longrope", original_max_position_embeddings=40, factors=(1.0,), long_factors=(2.0,))
     attention = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, rope=rope)
-    longrope = replace(ARCHITECTURE, layers=(LayerSpec(attention=attention, mlp=MLP),))
+    longrope = replace(ARCHITECTURE, layers=(LayerSpec(mixer=attention, mlp=MLP),))
     for arguments, length, factors in (({}, 40, (1.0,)), ({"max_model_len": 41}, 41, (2.0,))):
         model = on(MACHINE, longrope, **arguments).model
         (found,) = model.architecture.attentions

@@ -69,6 +69,20 @@ def test_a_variant_that_only_transformers_computes(model_impl: str, is_gguf: boo
     assert ("--model-impl" in str(caught.value)) is not is_gguf  # transformers' code does not read GGUF files
 
 
+@pytest.mark.parametrize(
+    ("family", "model_impl", "implementation"),
+    [("qwen3_moe", "auto", TRANSFORMERS), ("qwen3_moe", "inflight", INFLIGHT), ("qwen3", "auto", INFLIGHT)],
+)
+def test_auto_goes_on_to_transformers_on_a_gpu_for_layers_that_we_compute_on_cpus(
+    family: str, model_impl: str, implementation: str
+) -> None:
+    config = FAMILY_CONFIGS[family][0].to_dict()
+    found = describe_model(config, model_impl, device="cuda")
+    assert found.implementation == implementation
+    assert ("experts" in found.not_native) is (implementation == TRANSFORMERS)
+    assert describe_model(config, model_impl).implementation == INFLIGHT
+
+
 def test_a_configuration_that_nobody_can_read_is_refused_by_the_family() -> None:
     with pytest.raises(UnsupportedModelError, match="hidden_size='big'"):
         describe_model({**VARIANT, "hidden_size": "big"}, "auto")
@@ -77,7 +91,7 @@ def test_a_configuration_that_nobody_can_read_is_refused_by_the_family() -> None
 def test_transformers_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inflight.config.unknown_family.find_spec", lambda name: None)
     with pytest.raises(UnsupportedModelError, match=r"pip install 'inflight-llm\[transformers\]'"):
-        describe_model({"architectures": ["MixtralForCausalLM"]}, "auto")
+        describe_model({"architectures": ["GPT2LMHeadModel"]}, "auto")
 
 
 def described(**fields: Any) -> ModelArchitecture:

@@ -44,23 +44,23 @@ def room(
 def test_what_the_headers_say(tmp_path: Path) -> None:
     save(tmp_path)
     bfloat16 = replace(ARCHITECTURE, dtype="bfloat16")
-    assert room(tmp_path, bfloat16) == (2 * (800 + 320 + 8 + 800), 2 * 808 + (320 + 800) // 2, 1, 1)
+    assert room(tmp_path, bfloat16) == Room(2 * (800 + 320 + 8 + 800), 2 * 808 + (320 + 800) // 2)
     assert room(tmp_path, bfloat16, dtype="float32").num_bytes == 4 * (800 + 320 + 8 + 800)
-    assert room(tmp_path, bfloat16, quantization="int8") == (2 * 808 + 1120, 2 * 808 + 560, 1, 1)
-    assert room(tmp_path, bfloat16, quantization="int4") == (2 * 808 + 560, None, 1, 1)
+    assert room(tmp_path, bfloat16, quantization="int8") == Room(2 * 808 + 1120, 2 * 808 + 560)
+    assert room(tmp_path, bfloat16, quantization="int4") == Room(2 * 808 + 560, None)
     tied = replace(bfloat16, tie_word_embeddings=True)
     assert room(tmp_path, tied).num_bytes == 2 * (800 + 320 + 8)  # one table for both
     stored = replace(bfloat16, weight_format="gptq")
-    assert room(tmp_path, stored) == (int(0.9 * 2 * (800 + 320 + 8 + 800)), None, 1, 1)
+    assert room(tmp_path, stored) == Room(int(0.9 * 2 * (800 + 320 + 8 + 800)), None)
 
 
 def test_of_a_hub_id_the_index_says_it(tmp_path: Path) -> None:
     index = {"metadata": {"total_size": 8000}, "weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     bfloat16 = replace(ARCHITECTURE, dtype="bfloat16")
-    assert room(tmp_path, bfloat16) == (8000, 2000, 1, 1)
+    assert room(tmp_path, bfloat16) == Room(8000, 2000)
     assert room(tmp_path, bfloat16, dtype="float32").num_bytes == 16000
-    assert room(tmp_path, replace(bfloat16, weight_format="awq")) == (7200, None, 1, 1)
+    assert room(tmp_path, replace(bfloat16, weight_format="awq")) == Room(7200, None)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"metadata": {"total_size": "many"}}', '{"metadata": null}'])
@@ -87,6 +87,20 @@ def test_the_error_has_the_numbers_and_what_to_do(monkeypatch: pytest.MonkeyPatc
     text = refusal(Room(3 * GIB, GIB, num_replicas=2), 5 * GIB, monkeypatch)
     assert "2 replicas" in text and "6.00 GiB" in text and "data_parallel_size" in text
     check_room(Room(2 * GIB, GIB), CPU)
+
+
+def test_caches_and_slabs_of_all_ranks_and_replicas_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, `inflight serve --check` looked at the weights only."""
+    room = Room(3 * GIB, None, num_ranks=2, num_replicas=2, kv_cache_bytes=GIB, slab_bytes=GIB)
+    text = refusal(room, 11 * GIB, monkeypatch)
+    assert (
+        "6.00 GiB of memory" in text
+        and "6.00 GiB of weights" in text
+        and "11.00 GiB" in text
+        and "5.00 GiB together" in text
+    )
+    monkeypatch.setattr(weight_room, "available_bytes", lambda: 12 * GIB)
+    check_room(room, CPU)
 
 
 @pytest.mark.parametrize("is_limited", [True, False])

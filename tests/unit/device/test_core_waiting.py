@@ -10,6 +10,7 @@ import pytest
 from inflight.device import core_glance, core_waiting
 from inflight.device.core_glance import share_of_waiting
 from inflight.device.core_waiting import core_of, idle_seconds, waited_seconds
+from tests.support.waits import wait_until
 
 
 def test_linux_counts_the_waiting() -> None:
@@ -21,10 +22,10 @@ def test_two_threads_on_one_core_wait_for_each_other() -> None:
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, [min(cores)])
     try:
-        share = share_of_waiting(2, 0.03)
+        # 0.5, and more if other programs use the core; less if they kept one of the threads from beginning in time
+        wait_until(lambda: (share := share_of_waiting(2, 0.03)) is None or 0.3 < share <= 1.0)
     finally:
         os.sched_setaffinity(0, cores)
-    assert share is None or 0.3 < share <= 1.0, "0.5, and more if other programs use the core"
 
 
 def test_where_a_thread_runs_and_how_long_its_core_has_been_idle() -> None:

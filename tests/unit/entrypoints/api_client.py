@@ -21,8 +21,8 @@ from tokenizers.processors import TemplateProcessing
 
 from inflight.engine.request.input_processor import InputProcessor
 from inflight.engine.serving.admission import QueueLimits
-from inflight.engine.serving.async_llm import AsyncLLM
-from inflight.entrypoints.openai.app import build_app
+from inflight.engine.serving.engine_client import EngineListener
+from inflight.entrypoints.http.app import build_app
 from inflight.entrypoints.serve.asgi import ASGIApp
 from inflight.entrypoints.serve.engine_start import MAX_CALL_SEQUENCES
 from inflight.entrypoints.serve.middlewares import wrap
@@ -30,7 +30,7 @@ from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.errors import ErrorKind
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, LogprobsColumns
-from inflight.interface.serving import AbortRequests, AddRequest, EngineOutputs, EngineReady
+from inflight.interface.serving import AbortRequests, AddRequest, EngineOutputs
 from inflight.metrics.log_lines import RequestLog
 from inflight.metrics.observer import EngineObserver, FinishedRequest
 from inflight.metrics.serving import ServingMetrics
@@ -38,7 +38,8 @@ from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.tokenizer import Tokenizer
 from tests.conformance.configs import engine_config
 from tests.support.fakes_tokenizer import BOS, BOS_ID, BYTE_VOCAB_SIZE, EOS, EOS_ID, USER, byte_tokenizer
-from tests.unit.engine.serving.lone_front_end import RecordingClient
+from tests.support.request_parts import prompt_results
+from tests.unit.engine.serving.lone_front_end import RecordingClient, front_end
 
 MODEL, MAX_MODEL_LEN = "played", 200
 FIM = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")  # the first of them is token BYTE_VOCAB_SIZE
@@ -70,8 +71,10 @@ class PlayedCore(RecordingClient):
         resets: `reset_connector` of each call of `reset_prefix_cache`.
     """
 
-    def __init__(self, limits: QueueLimits | None = None, max_num_seqs: int = 16, index: int = 0) -> None:
-        super().__init__(limits, max_num_seqs, index)
+    def __init__(
+        self, listener: EngineListener, limits: QueueLimits | None = None, max_num_seqs: int = 16, index: int = 0
+    ) -> None:
+        super().__init__(listener, limits, max_num_seqs, index)
         self.texts: Sequence[str] = ("Hi!",)
         self.held = False
         self.sequences: list[EngineCoreRequest] = []
@@ -120,11 +123,11 @@ class PlayedCore(RecordingClient):
         if params.logprobs is not None and tokens:
             more["logprobs"] = _columns(tokens, params.logprobs)
         if params.prompt_logprobs is not None and is_first:
-            more["prompt_logprobs"] = _columns(self.prompts[index][1:], params.prompt_logprobs)
+            more["parts"] = prompt_results(_columns(self.prompts[index][1:], params.prompt_logprobs))
         made = EngineCoreOutput(
             request_id=sequence.request_id, new_token_ids=tuple(tokens), finish_reason=finish, **more
         )
-        self._take_outputs(EngineOutputs(outputs=(made,), num_received=len(self.sequences), stats=None))
+        self.take_outputs(EngineOutputs(outputs=(made,), num_received=len(self.sequences), stats=None))
 
 
 def _columns(tokens: Sequence[int], k: int) -> LogprobsColumns:
@@ -215,6 +218,9 @@ class Exchange:
         return self.answer
 
 
+MakeCores = Callable[[EngineListener], Sequence[PlayedCore]]
+
+
 class Finished(EngineObserver):
     def __init__(self) -> None:
         self.requests: list[FinishedRequest] = []
@@ -226,13 +232,14 @@ class Finished(EngineObserver):
 class Api:
     """Attributes: `cores`: the engine's replicas; `core`: the first of them; `finished`: the requests that have ended."""
 
-    def __init__(self, runner: asyncio.Runner, settings: ServerSettings, cores: list[PlayedCore], **more: Any) -> None:
-        self.runner, self.settings, self.cores, self.core = runner, settings, cores, cores[0]
-        self.metrics = ServingMetrics(MODEL, engines=range(len(cores)))
-        ready = [EngineReady(front_end=0, num_kv_cache_tokens=2**16)] * len(cores)
+    def __init__(self, runner: asyncio.Runner, settings: ServerSettings, make_cores: MakeCores, **more: Any) -> None:
+        self.runner, self.settings = runner, settings
+        self.metrics = ServingMetrics(MODEL, engines=range(more["num_replicas"]))
         finished = Finished()
         self.finished = finished.requests
-        self.engine = AsyncLLM(more["processor"], cores, ready, observers=[self.metrics, finished])
+        self.engine = front_end(more["processor"], make_cores, [self.metrics, finished])
+        self.cores = cast("list[PlayedCore]", self.engine._replicas.engines)
+        self.core = self.cores[0]
         app = cast("ASGIApp", build_app(self.engine, settings, metrics=self.metrics, request_log=more["request_log"]))
         self.app = wrap(app, settings, self.metrics.http_request) if more["wrapped"] else app
 
@@ -287,7 +294,7 @@ class Api:
 
     @property
     def num_running(self) -> int:
-        return len(self.engine._streams)
+        return len(self.engine._requests)
 
 
 @contextmanager
@@ -321,9 +328,12 @@ def serving(
 
     async def make() -> Api:
         own = limits or QueueLimits(max_call_sequences=MAX_CALL_SEQUENCES)
-        cores = [PlayedCore(own, max_num_seqs, index) for index in range(num_replicas)]
-        more = {"processor": processor, "wrapped": wrapped, "request_log": request_log}
-        return Api(runner, settings, cores, **more)
+
+        def make_cores(listener: EngineListener) -> list[PlayedCore]:
+            return [PlayedCore(listener, own, max_num_seqs, index) for index in range(num_replicas)]
+
+        more = {"processor": processor, "wrapped": wrapped, "request_log": request_log, "num_replicas": num_replicas}
+        return Api(runner, settings, make_cores, **more)
 
     with asyncio.Runner() as runner:
         api = runner.run(make())

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pydantic_core import PydanticSerializationError
 
+from inflight.entrypoints.http.presenter import to_json_in_slices
 from inflight.entrypoints.json_lines import row_to_json, to_json
-from inflight.entrypoints.openai.presenter import to_json_in_slices
 from inflight.entrypoints.serve.settings import ServerSettings
 from tests.unit.entrypoints.api_client import serving
 

@@ -13,6 +13,7 @@ from inflight.executor import broken_links
 from inflight.executor.broken_links import BrokenLinks, Link, smallest_cover
 from inflight.executor.meeting import Meeting
 from inflight.executor.multiproc import MultiprocExecutor
+from inflight.executor.recovery import recover
 from inflight.interface.messages import WorkerFailure
 from inflight.interface.start_up import Ready, StartUpFailed
 from tests.conformance.configs import plan
@@ -149,7 +150,7 @@ def test_exactly_the_rank_that_cannot_be_reached_is_replaced(monkeypatch: pytest
     executor = scripted_executor(3)
     try:
         executor.collective_rpc("deafen", (deaf, 10**6))
-        result = executor.recover(error_of_a_step(executor))
+        result = recover(executor, error_of_a_step(executor))
         assert result.replaced == result.cut_off == (deaf,)
         assert executor.execute_model(plan(1)).step_id == 1
     finally:
@@ -161,7 +162,7 @@ def test_a_link_that_comes_back_costs_no_rank(monkeypatch: pytest.MonkeyPatch) -
     executor = scripted_executor(3)
     try:
         executor.collective_rpc("deafen", (2, 3))
-        result = executor.recover(error_of_a_step(executor))
+        result = recover(executor, error_of_a_step(executor))
         assert (result.epoch, result.replaced, result.cut_off) == (4, (), ())
         assert executor.execute_model(plan(1)).step_id == 1
     finally:

@@ -16,6 +16,7 @@ from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.errors import ConfigError, EngineClosedError, StepError, StepTimeoutError, WorkerDiedError
 from inflight.executor import executor as executor_module
 from inflight.executor.executor import Executor
+from inflight.executor.recovery import recover
 from inflight.interface.messages import ExecuteModel, ProvideGrammarOutput, RpcCall, RpcReply, StepReply, WorkerCommand
 from inflight.interface.start_up import EpochCommand, Listening, Ready
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput
@@ -324,7 +325,7 @@ def test_an_executor_that_may_not_recover_raises_the_cause(can_recover: bool, en
     executor.can_recover = can_recover
     cause = WorkerDiedError("lost", rank=0)
     with pytest.raises(WorkerDiedError) as raised:
-        executor.recover(cause)
+        recover(executor, cause)
     assert raised.value is cause and executor.meeting.epoch == 0
     executor.shutdown()
 

@@ -19,7 +19,7 @@ from inflight.errors import RankError, StepError, StepTimeoutError, WorkerDiedEr
 from inflight.executor import multiproc
 from inflight.executor.multiproc import MultiprocExecutor, _Rank
 from inflight.executor.rank_process import WorkerProcess
-from inflight.executor.recovery import RecoveryResult
+from inflight.executor.recovery import RecoveryResult, recover
 from inflight.interface.request import ResolvedSampling
 from inflight.interface.start_up import BeginEpoch
 from inflight.interface.step import NewRequestData
@@ -170,7 +170,7 @@ def test_a_spare_process_takes_the_place_of_a_rank_and_another_spare_is_started(
     executor = MultiprocExecutor(config, SCRIPTED)
     try:
         [(spare, _)] = executor._spares
-        executor.recover(error_after_a_kill(executor, 1))
+        recover(executor, error_after_a_kill(executor, 1))
         assert pids_of(executor)[1] == spare.pid
         end = time.monotonic() + 300
         while executor.num_spares == 0:
@@ -182,7 +182,7 @@ def test_a_spare_process_takes_the_place_of_a_rank_and_another_spare_is_started(
 
 
 def test_two_ranks_that_are_killed_at_once_cost_one_epoch(executor: MultiprocExecutor) -> None:
-    result = executor.recover(error_after_a_kill(executor, 1, 0))
+    result = recover(executor, error_after_a_kill(executor, 1, 0))
     assert (result.epoch, result.replaced) == (1, (0, 1))
     time.sleep(0.2)  # a death that is delivered again would be known now
     executor.check_health()
@@ -203,7 +203,7 @@ def test_a_fault_during_a_recovery_costs_one_more_epoch_and_a_starting_rank_goes
             pids = pids_of(executor)
             error = error_after_a_kill(executor, 1)
             results: list[RecoveryResult] = []
-            recovery = threading.Thread(target=lambda: results.append(executor.recover(error)))
+            recovery = threading.Thread(target=lambda: results.append(recover(executor, error)))
             recovery.start()
             while (started := executor._ranks[1].process) is None or started.pid == pids[1] or not executor.starting:
                 time.sleep(0.01)
@@ -227,12 +227,12 @@ def test_only_replaced_ranks_use_up_the_recoveries() -> None:
     )
     try:
         for step_id, fault in enumerate(["raise", "raise", "die"]):
-            assert not executor.recovery_problem
+            assert not executor.limits.problem()
             executor.collective_rpc("script", (1, step_id, fault, "bad luck"))
             error = executor.execute_model(plan(step_id), non_block=True).exception(timeout=300)
             assert isinstance(error, RankError)
-            executor.recover(error)
-        assert executor.recovery_problem
+            recover(executor, error)
+        assert executor.limits.problem()
     finally:
         executor.shutdown()
 

@@ -16,6 +16,7 @@ from inflight.errors import ConfigError, WorkerDiedError
 from inflight.executor import multiproc
 from inflight.executor.multiproc import MultiprocExecutor
 from inflight.executor.rank_process import WorkerProcess
+from inflight.executor.recovery import recover
 from inflight.interface.messages import RpcCall
 from inflight.interface.start_up import JoinEpoch, Listening, Ready, StartUp
 from inflight.processes.child_process import wait_for_end
@@ -45,7 +46,7 @@ def test_a_replaced_rank_leaves_no_process_or_descriptor(executor: MultiprocExec
         executor.collective_rpc("script", (1, step_id, "die", "out of memory"))
         error = executor.execute_model(plan(step_id), non_block=True).exception(timeout=300)
         assert isinstance(error, WorkerDiedError)
-        assert executor.recover(error).replaced == (1,)
+        assert recover(executor, error).replaced == (1,)
         assert num_descriptors() == descriptors
         assert sorted(children(os.getpid())) == sorted(pids_of(executor))
 

@@ -17,6 +17,7 @@ from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.errors import RankError, WorkerDiedError
 from inflight.executor import multiproc
 from inflight.executor.multiproc import MultiprocExecutor
+from inflight.executor.recovery import recover
 from tests.conformance.configs import engine_config
 from tests.support.enough_time import with_enough_time
 from tests.support.processes import children
@@ -72,7 +73,7 @@ def test_a_spare_process_that_is_stopped_is_replaced_in_peace(
         os.kill(stopped, signal.SIGSTOP)
         spare_pid(executor, other_than=stopped)
         assert "is stopped by a signal, so it is killed" in caplog.text
-        assert not executor.recovery_times
+        assert not executor.limits.times
 
 
 def test_a_spare_process_that_is_stopped_does_not_become_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +84,7 @@ def test_a_spare_process_that_is_stopped_does_not_become_a_rank(monkeypatch: pyt
         os.kill(stopped, signal.SIGSTOP)
         wait_until(lambda: executor._spares[0][0].is_stopped)
         os.kill(pids_of(executor)[1], signal.SIGKILL)
-        result = executor.recover(wait_until(lambda: death_of(executor)))
+        result = recover(executor, wait_until(lambda: death_of(executor)))
         assert (result.epoch, result.replaced) == (1, (1,))
         assert stopped not in pids_of(executor)
 
@@ -138,15 +139,15 @@ def test_a_rank_that_cannot_be_started_again_at_once_is_started_later(monkeypatc
 
         thread = threading.Thread(target=end_of_shortage)
         thread.start()
-        result = executor.recover(error)
+        result = recover(executor, error)
         thread.join()
         assert result.replaced == (1,) and pids_of(executor)[0] == survivor
-        assert len(executor.recovery_times) == 1
+        assert len(executor.limits.times) == 1
 
 
 def test_the_limit_of_recoveries_counts_those_of_earlier_engine_cores() -> None:
     with shut_down(executor_of(1, max_recoveries=2)) as executor:
-        executor.recovery_times = (time.monotonic(), *executor.recovery_times)
-        assert not executor.recovery_problem
-        executor.recovery_times = (time.monotonic(), *executor.recovery_times)
-        assert "2 recoveries" in executor.recovery_problem
+        executor.limits.add_earlier([time.monotonic()])
+        assert not executor.limits.problem()
+        executor.limits.add_earlier([time.monotonic()])
+        assert "2 recoveries" in executor.limits.problem()

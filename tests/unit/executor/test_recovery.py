@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -73,7 +73,8 @@ class Ranks:
         links: dict[int, tuple[tuple[int, int], ...]] | None = None,
         longest_budget: float = 0.0,
     ) -> None:
-        self.world_size, self.local_ranks = 4, range(4)
+        self.can_recover, self.world_size, self.local_ranks = True, 4, range(4)
+        self.limits = limits()
         self.starting: set[int] = set()
         self.longest_budget = longest_budget
         self.meetings: list[TimedMeeting] = []
@@ -100,7 +101,8 @@ class Ranks:
     def replace_rank(self, rank: int) -> None:
         self.log.append(f"replace {rank}")
 
-    def join_epoch(self, deadline: float) -> None:
+    def join_epoch(self, deadline: float | None = None) -> None:
+        assert deadline is not None
         self.deadlines.append(deadline)
         epoch = self.meeting.epoch
         for rank, peer in self._links.get(epoch, ()):
@@ -122,7 +124,8 @@ def limits(**fields: Any) -> RecoveryLimits:
 
 
 def recovered(ranks: Ranks, counts: RecoveryLimits | None = None, cause: RankError = CAUSE) -> RecoveryResult:
-    return recover(cast("Any", ranks), cause, counts or limits())
+    ranks.limits = counts or ranks.limits
+    return recover(ranks, cause)
 
 
 @pytest.fixture
@@ -193,7 +196,7 @@ def test_a_shortage_costs_its_duration(clock: Clock) -> None:
 def test_if_no_further_recovery_is_allowed_the_first_error_is_raised(clock: Clock) -> None:
     ranks, counts = Ranks(clock, lost={1: {1}}), limits(max_recoveries=2)
     for _ in range(2):
-        counts.note()
+        counts.record()
     with pytest.raises(StepError) as caught:
         recovered(ranks, counts)
     assert caught.value is CAUSE

@@ -11,6 +11,7 @@ from inflight.config.engine import EngineConfig
 from inflight.config.ranks import Place
 from inflight.errors import ConfigError, RankError, StepTimeoutError, WorkerDiedError
 from inflight.executor import recovery
+from inflight.executor.recovery import recover
 from inflight.executor.uniproc import UniProcExecutor
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.interface.worker import Rendezvous, WorkerBase
@@ -152,7 +153,7 @@ def test_a_dead_rank_is_replaced_by_a_new_thread() -> None:
     executor.collective_rpc("script", (1, 0, "die", "out of memory"))
     with pytest.raises(WorkerDiedError, match="out of memory") as died:
         executor.execute_model(plan(0))
-    result = executor.recover(died.value)
+    result = recover(executor, died.value)
     assert (result.epoch, result.replaced, result.kept_arenas) == (1, (1,), False)
     assert executor.execute_model(plan(1)).sampled_token_ids.tolist() == [1000]
     first, second = executor.collective_rpc("calls")
@@ -188,7 +189,7 @@ def test_what_a_discarded_rank_reports_later_counts_no_more(monkeypatch: pytest.
             with pytest.raises(StepTimeoutError) as late:
                 executor.execute_model(plan(0))
             assert left, "the rank has begun its step"
-            assert executor.recover(late.value).replaced == (1,)
+            assert recover(executor, late.value).replaced == (1,)
             go_on.set()
             left[0].join(300)
             executor.raise_if_lost()
@@ -208,7 +209,7 @@ def test_a_failed_step_begins_a_new_epoch_with_all_ranks() -> None:
     executor.collective_rpc("script", (0, 0, "raise", "bad luck"))
     with pytest.raises(RankError, match="bad luck") as failed:
         executor.execute_model(plan(0))
-    result = executor.recover(failed.value)
+    result = recover(executor, failed.value)
     assert (result.epoch, result.replaced, result.kept_arenas) == (1, (), True)
     assert executor.execute_model(plan(1)).sampled_token_ids.tolist() == [1000]
     assert [calls.count("join_epoch") for calls in executor.collective_rpc("calls")] == [1, 1]

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from inflight.config.architecture import GatedMlpSpec, LayerSpec
+from inflight.config.engine import EngineConfig
+from inflight.config.experts import MoeSpec, RouterSpec
+from inflight.config.mixers import (
+    AttentionSpec,
+    GatedDeltaSpec,
+    LatentAttentionSpec,
+    MixerSpec,
+    RopeConfig,
+    ShortConvSpec,
+)
 from inflight.config.ranks import places_on
 from inflight.errors import ErrorKind
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
@@ -22,6 +33,7 @@ from inflight.interface.messages import (
     WorkerActivity,
     WorkerFailure,
 )
+from inflight.interface.prompt_logprobs import PromptLogprobsPart, PromptLogprobsResult
 from inflight.interface.request import (
     EngineCoreOutput,
     EngineCoreRequest,
@@ -66,7 +78,6 @@ from inflight.interface.step import (
     GrammarOutput,
     ModelRunnerOutput,
     NewRequestData,
-    PromptLogprobs,
     SchedulerOutput,
     TokenDelta,
 )
@@ -120,6 +131,7 @@ samplings = st.builds(
     stop_token_ids=st.frozensets(st.integers(0, 99)),
     bad_words_token_ids=st.just(((1, 2), (3,))),
 )
+parts = st.builds(PromptLogprobsPart, num_logprobs=ids, num_done=ids)
 new_requests = st.builds(
     NewRequestData,
     request_id=texts,
@@ -128,6 +140,7 @@ new_requests = st.builds(
     num_prompt_tokens=ids,
     block_ids=st.tuples(int32s, int32s),
     sampling=samplings,
+    parts=st.lists(parts, max_size=2).map(tuple),
 )
 deltas = st.builds(BlockTableDelta, slots=int32s, columns=int32s, block_ids=int32s)
 plans = st.builds(
@@ -146,6 +159,7 @@ plans = st.builds(
 )
 grammar_outputs = st.builds(GrammarOutput, rows=int32s, num_masks=int32s, masks=arrays("int32", 2))
 columns = st.builds(LogprobsColumns, token_ids=arrays("int32", 2), logprobs=arrays("float32", 2), ranks=int32s)
+part_results = st.builds(PromptLogprobsResult, start=ids, columns=columns)
 outputs = st.builds(
     ModelRunnerOutput,
     step_id=ids,
@@ -154,7 +168,7 @@ outputs = st.builds(
     sampled_positions=int32s,
     logprobs=st.none() | columns,
     logprobs_rows=int32s,
-    prompt_logprobs=st.lists(st.builds(PromptLogprobs, row=ids, start=ids, columns=columns), max_size=2).map(tuple),
+    parts=st.lists(st.tuples(ids, part_results), max_size=2).map(tuple),
     draft_token_ids=arrays("int32", 2),
 )
 specs = st.builds(
@@ -197,16 +211,17 @@ core_requests = st.builds(
     priority=st.integers(-9, 9),
     cache_salt=texts,
     prompt_leader=st.none() | texts,
+    client=texts,
     emitted_token_ids=st.lists(ids, max_size=3).map(tuple),
-    num_prompt_logprobs_done=ids,
     num_losses=ids,
+    parts=st.lists(parts, max_size=2).map(tuple),
 )
 core_outputs = st.builds(
     EngineCoreOutput,
     request_id=texts,
     new_token_ids=st.lists(ids, max_size=3).map(tuple),
     logprobs=st.none() | columns,
-    prompt_logprobs=st.none() | columns,
+    parts=st.lists(part_results, max_size=2).map(tuple),
     finish_reason=st.none() | st.sampled_from(FinishReason),
     stop_reason=st.none() | ids,
     num_cached_tokens=ids,
@@ -245,6 +260,24 @@ rendezvous = st.builds(
     listen_fd=st.none() | ids,
     addresses=st.lists(st.tuples(texts, ids), max_size=2).map(tuple),
 )
+
+MIXERS: tuple[MixerSpec, ...] = (
+    AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, rope=RopeConfig(factors=(1.0, 2.0)), window=5),
+    LatentAttentionSpec(
+        num_heads=2, head_dim=6, rope=None, rank=4, query_rank=None, nope_dim=3, rope_dim=2, value_dim=5
+    ),
+    GatedDeltaSpec(num_key_heads=1, num_value_heads=2, key_dim=3, value_dim=4, kernel_size=4),
+    ShortConvSpec(num_channels=8, kernel_size=3, bias=True),
+)
+
+
+def config_with(*mixers: MixerSpec) -> EngineConfig:
+    config = engine_config()
+    experts = MoeSpec(num_experts=4, size=8, router=RouterSpec(top_k=2), shared_size=16)
+    mlps = (GatedMlpSpec(size=8), experts)
+    layers = tuple(LayerSpec(mixer=mixer, mlp=mlps[index % 2]) for index, mixer in enumerate(mixers))
+    return replace(config, model=replace(config.model, architecture=replace(config.model.architecture, layers=layers)))
+
 
 MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     ExecuteModel: st.builds(ExecuteModel, epoch=ids, scheduler_output=plans),
@@ -298,7 +331,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     Submitted: st.builds(Submitted, name=st.text(), digest=st.text()),
     StartEngine: st.builds(
         StartEngine,
-        config=st.just(engine_config()),
+        config=st.just(config_with(*MIXERS)),
         tokenizer=st.none() | texts,
         skip_tokenizer_init=st.booleans(),
         is_spare=st.booleans(),
@@ -317,7 +350,12 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
         num_received=ids,
         stats=st.none() | scheduler_stats,
     ),
-    CachedBlocks: st.builds(CachedBlocks, stored=st.binary(max_size=64), removed=st.binary(max_size=64)),
+    CachedBlocks: st.builds(
+        CachedBlocks,
+        stored=st.binary(max_size=64),
+        removed=st.binary(max_size=64),
+        kinds=st.lists(ids, max_size=3).map(tuple),
+    ),
     EngineDied: st.builds(EngineDied, reason=texts, summary=texts),
 }
 

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -15,13 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight.config.mixers import MIXER_KINDS, ShortConvSpec
 from inflight.errors import CodecError
 from inflight.interface.codec import INLINE_BYTES, MESSAGE_TYPES, Decoder, Message, encode
 from inflight.interface.framing import MAX_FRAME_BYTES, READ_AHEAD_BYTES, Frame, FrameReader
 from inflight.interface.messages import ExecuteModel, RpcCall, RpcReply, StepReply
+from inflight.interface.serving import StartEngine
 from inflight.interface.start_up import Hello, Ready, Stop
 from tests.conformance.configs import plan
-from tests.unit.interface.strategies import MESSAGES, messages, same
+from tests.unit.interface.strategies import MESSAGES, MIXERS, config_with, messages, same
 
 
 def wire(message: Message) -> bytes:
@@ -69,6 +72,7 @@ def test_messages_come_in_order_however_they_are_cut(first: Message, second: Mes
 
 def test_the_strategies_cover_all_messages() -> None:
     assert set(MESSAGES) == set(MESSAGE_TYPES)
+    assert {mixer.kind: type(mixer) for mixer in MIXERS} == MIXER_KINDS
 
 
 def test_large_arrays_travel_beside_the_frame_and_are_not_copied() -> None:
@@ -248,6 +252,26 @@ def test_dtypes_are_those_of_the_dataclass() -> None:
     object.__setattr__(sent, "slots", sent.slots.astype(np.int64))
     with pytest.raises(CodecError, match=r"array of int32 is expected, not int64.*slots"):
         read(wire(ExecuteModel(epoch=0, scheduler_output=sent)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeUpMixer(ShortConvSpec):
+    kind: Any = "made_up"
+
+
+@pytest.mark.parametrize("kind", ["made_up", "", None, 3, ["attention"]])
+def test_a_kind_that_is_not_known_is_named_with_its_place(kind: Any) -> None:
+    config = config_with(*MIXERS, MadeUpMixer(kind=kind, num_channels=8, kernel_size=3))
+    with pytest.raises(CodecError) as caught:
+        read(wire(StartEngine(config=config, tokenizer=None, skip_tokenizer_init=True)))
+    assert repr(kind) in str(caught.value) and "latent_attention" in str(caught.value)
+    assert "`$.config.model.architecture.layers[4].mixer`" in str(caught.value)
+
+
+def test_a_field_of_another_kind_is_refused() -> None:
+    config = config_with(MadeUpMixer(kind="gated_delta", num_channels=8, kernel_size=3))
+    with pytest.raises(CodecError, match="num_key_heads"):
+        read(wire(StartEngine(config=config, tokenizer=None, skip_tokenizer_init=True)))
 
 
 def test_a_step_reply_has_one_result() -> None:

@@ -126,3 +126,31 @@ def test_names_that_are_known_are_not_computed_again_unless_tokens_are_told() ->
     assert cache.num_known_tokens(blocks) == 20
     cache.watch_blocks()
     assert cache.num_known_tokens(blocks) == 0
+
+
+def test_blocks_that_were_loaded_are_told_with_their_parents() -> None:
+    """They join the cache without a commit, before the request is admitted."""
+    cache, subscriber, tokens = manager(40, FULL), Subscriber(), np.arange(21, dtype=np.int32)
+    events = cache.watch_blocks()
+    for salt, num_told in (("secret", 0), ("", 5)):
+        blocks = cache.new_request(salt, len(tokens))
+        cache.name_blocks(blocks, tokens)
+        for index, name in enumerate(blocks.hashes):
+            (block_id,) = cache.pool.allocate(1)
+            cache.pool.register(block_id, (name, 0))
+            cache.pool.free([block_id])
+            cache.note_loaded(blocks, index + 1, tokens)
+        subscriber.apply(taken(events))
+        assert sorted(map(len, subscriber.tokens.values())) == [4, 8, 12, 16, 20][:num_told]
+
+
+def test_of_several_groups_that_of_full_attention_is_told() -> None:
+    """Blocks that a window has left behind may be evicted, and nobody misses them."""
+    cache, tokens = manager(40, WINDOW, FULL), np.arange(21, dtype=np.int32)
+    events, names = cache.watch_blocks(), cache.watch_names()
+    blocks = cache.new_request("", len(tokens))
+    assert cache.allocate_slots(blocks, len(tokens)) is not None
+    cache.commit(blocks, tokens, len(tokens))
+    cache.free(blocks)
+    (left,) = cache.pool.allocate(cache.pool.num_free_blocks - 9)[-1:]
+    assert left and len(taken(events)) == 5 and names.present() == dict.fromkeys(blocks.hashes, True)

@@ -23,3 +23,18 @@ def test_names_that_join_and_leave() -> None:
     pool.register(taken[0], (b"new", 1))
     assert names.take() == {b"old": False, b"new": True}, "it has left and joined again"
     assert names.present() == {b"new": True}
+
+
+def test_a_name_that_one_of_two_pools_has_is_cached() -> None:
+    arena, slab = BlockPool(3), BlockPool(5)
+    names = CachedNames(arena, 0)
+    names.add(slab)
+    for pool in (arena, slab):
+        (block_id,) = pool.allocate(1)
+        pool.register(block_id, (b"both", 0))
+        pool.free([block_id])
+    assert names.take() == {b"both": True} == names.present()
+    arena.allocate(2)
+    assert names.take() == {b"both": True}, "the slab has it"
+    slab.forget_all()
+    assert names.take() == {b"both": False} and names.present() == {}

@@ -9,7 +9,9 @@ import pytest
 
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig, KVCacheGroup, KVCacheSpec
 from inflight.interface.request import Int32Array
-from inflight.kv_cache.manager import NO_BLOCKS, KVCacheManager, RequestBlocks
+from inflight.kv_cache.kept_blocks import KeptBlocks
+from inflight.kv_cache.manager import NO_BLOCKS, KVCacheManager
+from inflight.kv_cache.request_blocks import RequestBlocks
 
 SIZE = 4
 
@@ -355,10 +357,10 @@ def test_a_preempted_request_makes_this_snapshot_again() -> None:
     manager = make_hybrid(100, checkpoint=1000)
     blocks = manager.new_request("", num_prompt_tokens=2)
     decode(manager, blocks, 5 * SIZE + 2)
-    assert len(manager.keys_at(blocks, 4)) == 1
+    assert len(KeptBlocks(manager).keys_at(blocks, 4)) == 1
     assert manager.name_last_state(blocks)
     manager.free(blocks)
-    assert [len(manager.keys_at(blocks, index)) for index in range(5)] == [1, 1, 1, 1, 2]
+    assert [len(KeptBlocks(manager).keys_at(blocks, index)) for index in range(5)] == [1, 1, 1, 1, 2]
     manager.reset_prefix_cache([])
     assert manager.allocate_slots(blocks, 6 * SIZE) == 6
     assert [i + 1 for i, is_there in enumerate(has_block(manager, blocks)) if is_there] == [5, 6]
@@ -409,7 +411,7 @@ def test_which_keys_a_commit_names() -> None:
     """Of each block keys and values, and the state if it is a snapshot. Later tokens need all of the former only."""
     manager = make_hybrid(100)
     blocks = named(manager, 10, 8 * SIZE + 1)
-    keys = {index: manager.keys_at(blocks, index) for index in range(10)}
+    keys = {index: KeptBlocks(manager).keys_at(blocks, index) for index in range(10)}
     assert [len(keys[index]) for index in range(10)] == [1, 1, 2, 1, 1, 2, 1, 2, 2, 1]
     assert keys[2] == [((blocks.hashes[2], 0), True), ((blocks.hashes[2], 1), False)]
     assert manager.allocate_slots(blocks, 10 * SIZE) == 10
@@ -418,11 +420,14 @@ def test_which_keys_a_commit_names() -> None:
 
 
 def test_which_keys_a_commit_names_with_a_window() -> None:
-    manager = make(100, None, 2 * SIZE)
-    blocks = named(manager, 4, 9)
-    for index in range(4):
+    """Those of the window only before the end of the prompt, where prompts part, at the end, and one in KEPT_SHARE."""
+    manager = make(100, None, SIZE + 1)
+    blocks = named(manager, 9, 2 * SIZE + 1)
+    blocks.num_shared, blocks.num_before_last_state = 5, 9
+    for index in range(9):
         name = blocks.hashes[index]
-        assert manager.keys_at(blocks, index) == [((name, 0), True), ((name, 1), False)]
+        expected = [((name, 0), True)] + [((name, 1), False)] * (index in (1, 4, 7, 8))
+        assert KeptBlocks(manager).keys_at(blocks, index) == expected, index
 
 
 @pytest.mark.parametrize(
@@ -432,12 +437,12 @@ def test_what_is_found_anywhere_is_a_hit_if_it_is_enough(missing: tuple[int, int
     """`find` says where a block is. Of 8 blocks, one key is nowhere: (its index, its group)."""
     manager = make_hybrid(100)
     blocks = named(manager, 8, 8 * SIZE + 1)
-    known = {key for index in range(8) for key, _ in manager.keys_at(blocks, index)}
+    known = {key for index in range(8) for key, _ in KeptBlocks(manager).keys_at(blocks, index)}
     if missing is not None:
         known.discard((blocks.hashes[missing[0]], missing[1]))
     found = manager.longest_hit(blocks, 8, lambda key: 1 if key in known else None)
     assert found == hit
-    assert set(manager.needed_keys(blocks, found)) <= known
+    assert set(KeptBlocks(manager).needed_keys(blocks, found)) <= known
     assert manager.longest_hit(blocks, 7, lambda key: 1 if key in known else None) <= min(hit, 7)
 
 
@@ -446,10 +451,10 @@ def test_the_keys_that_a_hit_needs() -> None:
     manager = make_hybrid(100)
     blocks = named(manager, 8, 8 * SIZE + 1)
     names = blocks.hashes
-    assert manager.needed_keys(blocks, 3) == [(names[0], 0), (names[1], 0), (names[2], 0), (names[2], 1)]
-    assert manager.needed_keys(blocks, 0) == []
+    assert KeptBlocks(manager).needed_keys(blocks, 3) == [(names[0], 0), (names[1], 0), (names[2], 0), (names[2], 1)]
+    assert KeptBlocks(manager).needed_keys(blocks, 0) == []
     windowed = make(100, None, SIZE + 2)  # the token at 4 * SIZE sees 5 tokens before it
-    needed = windowed.needed_keys(named(windowed, 8, 9), 4)
+    needed = KeptBlocks(windowed).needed_keys(named(windowed, 8, 9), 4)
     assert [(group, names.index(name)) for name, group in needed] == [(0, 0), (0, 1), (0, 2), (1, 2), (0, 3), (1, 3)]
 
 

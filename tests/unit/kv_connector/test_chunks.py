@@ -11,6 +11,7 @@ import pytest
 from obstore.store import from_url
 
 from inflight.config.kv_tiers import KVTierConfig
+from inflight.kv_connector import object_store_tier
 from inflight.kv_connector.tier_object import PAGE, padded
 from inflight.kv_connector.tier_stack import TierStack
 from tests.support.kv_tier_servers import direct_store, new_bucket
@@ -53,6 +54,7 @@ class Store(NamedTuple):
     names: Callable[[], list[str]]
     read: Callable[[str], bytes]
     write: Callable[[str, bytes], object]
+    delete: Callable[[str], object]
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -76,6 +78,7 @@ def _store(url: str, options: dict[str, Any] | None, place: Any) -> Store:
         lambda: [each["path"] for batch in obstore.list(place) for each in batch],
         lambda name: bytes(obstore.get(place, name).bytes()),
         lambda name, data: obstore.put(place, name, data),
+        lambda name: obstore.delete(place, name),
     )
 
 
@@ -208,3 +211,32 @@ def test_a_late_read_of_a_chunk_cannot_write_into_what_is_returned() -> None:
     waiting.go.set()
     tiers.close()
     assert [each and each[0] for each in found] == [PAYLOADS[0], None, PAYLOADS[2], None]
+
+
+def test_a_store_is_asked_whether_a_chunk_that_is_used_is_still_there(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rules of a bucket delete objects by their age, however much they are used."""
+    tiers = stack(store.config)
+    assert tiers.store(KEYS, PAYLOADS) and tiers.touch(KEYS)
+    (name,) = store.names()
+    before = store.read(name)
+    store.delete(name)
+    assert tiers.touch(KEYS), "it looked a moment ago"
+    monkeypatch.setattr(object_store_tier, "LOOK_SECONDS", 0.0)
+    assert not tiers.touch(KEYS) and not tiers.touch(KEYS[:1])
+    assert tiers.store(KEYS, PAYLOADS)
+    assert store.names() == [name] and store.read(name) == before
+    assert tiers.touch(KEYS) and not tiers.touch(KEYS[:1])
+    tiers.close()
+
+
+def test_only_the_last_looks_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_store_tier, "LOOKS", 2)
+    config = KVTierConfig(type="obj", url="memory:///", blocks_per_chunk=SIZE)
+    tiers = stack(config)
+    assert tiers.store(KEYS, PAYLOADS)
+    for i in range(5):
+        assert not tiers.touch([b"%d" % i * 33])
+        assert tiers.touch(KEYS)
+    tiers.close()

@@ -313,3 +313,52 @@ def test_a_path_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="cannot be made: Not a directory; give another path"):
         tier(tmp_path / "file")
+
+
+# -- what nearer places have -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clock", [0.0, -3e7, 3e7])
+def test_objects_that_are_used_in_nearer_places_are_the_last_to_be_deleted(tmp_path: Path, clock: float) -> None:
+    """Whatever the clock was when they were stored: right, behind or ahead."""
+    made = tier(tmp_path, max_bytes=8 * LENGTH)
+    made.put(name(0), data(0))
+    use(tmp_path, 0, 1000.0 + clock)
+    for number in range(1, 20):
+        made.put(name(number), data(number))
+        assert made.touch(name(0))
+        made._room.list_objects()
+    assert 0 in numbers(tmp_path) and len(numbers(tmp_path)) <= 8
+    made.close()
+    again = tier(tmp_path, max_bytes=8 * LENGTH)
+    assert again.get(name(0), data(1)) == LENGTH
+    assert not again.touch(name(1)), "it was deleted"
+    again.close()
+
+
+@pytest.mark.parametrize("kind", ["folder", "no permission"])
+def test_an_object_that_cannot_be_read_is_stored_again(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers, path = stack(tmp_path), path_of(tmp_path, 0)
+    key, payload = b"k" * 33, memoryview(b"p" * (LENGTH - 100))
+    assert tiers.store([key], [payload])
+    (path,) = [each for each in tmp_path.rglob("*") if each.is_file()]
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"unread")
+        real = os.open
+
+        def refuse(given: Any, *rest: Any, **more: Any) -> int:  # as for a user who is not root
+            if given == str(path) and path.read_bytes() == b"unread" and path.exists():
+                raise PermissionError(errno.EACCES, "Permission denied")
+            return real(given, *rest, **more)
+
+        monkeypatch.setattr(os, "open", refuse)
+    assert tiers.fetch([key])[0] is None
+    monkeypatch.undo()
+    assert not path.exists()
+    assert tiers.store([key], [payload]) and tiers.fetch([key])[0] is not None
+    tiers.close()

@@ -105,6 +105,10 @@ class HeldTiers:
             self.stored.append((key, byte, stop))
         return True
 
+    def touch(self, keys: Sequence[bytes]) -> bool:
+        self.asked += keys
+        return self.contents.keys() >= set(keys)
+
     def take_counts(self) -> dict[str, dict[str, float]]:
         return {"fs": {"calls": float(len(self.asked) + len(self.stored))}}
 
@@ -260,23 +264,19 @@ def test_a_copy_that_raises_is_an_answer_and_no_exception(
 def test_a_fetch_fills_the_slots_of_the_keys_that_are_there(
     transfers: RankTransfers, copies: HeldCopies, tiers: HeldTiers
 ) -> None:
-    tiers.contents = {b"a": (11, 0), b"c": (13, 0)}
-    found, counts = get(transfers.fetch([b"a", b"b", b"c"], [4, 5, 6], [False] * 3))
-    assert found == [True, False, True]
-    assert [copies.slot(slot) for slot in (4, 5, 6)] == [11, 0, 13]
+    tiers.contents = {b"a": (11, 0), b"b": (13, 0)}
+    found, counts = get(transfers.fetch([b"a", b"b", b"c"], [4, 5, 6]))
+    assert found == [True, True, False]
+    assert [copies.slot(slot) for slot in (4, 5, 6)] == [11, 13, 0]
     assert counts == {"fs": {"calls": 3.0}}
 
 
 @one_fetcher
-@pytest.mark.parametrize("ends", [True, False])
-def test_nothing_is_looked_for_after_a_missing_key_that_ends_it(
-    transfers: RankTransfers, copies: HeldCopies, tiers: HeldTiers, ends: bool
-) -> None:
+def test_nothing_is_looked_for_after_a_missing_key(transfers: RankTransfers, tiers: HeldTiers) -> None:
     keys = [b"a", b"b", b"c", b"d"]
     tiers.contents = {key: (11, 0) for key in keys if key != b"b"}
-    found, _ = get(transfers.fetch(keys, [4, 5, 6, 7], [False, ends, True, True]))
-    assert found == [True, False, not ends, not ends]
-    assert tiers.asked == (keys[:2] if ends else keys)
+    assert get(transfers.fetch(keys, [4, 5, 6, 7]))[0] == [True, False, False, False]
+    assert tiers.asked == keys[:2]
 
 
 @two_fetchers
@@ -286,7 +286,7 @@ def test_a_missing_key_does_not_end_the_keys_before_it(
     """One thread is slow with the first key, and the other one finds meanwhile that the second is missing."""
     tiers.contents = dict.fromkeys((b"a", b"c", b"d"), (11, 0))
     tiers.before = lambda key: gate() if key == b"a" else None
-    fetched = transfers.fetch([b"a", b"b", b"c", b"d"], [4, 5, 6, 7], [True] * 4)
+    fetched = transfers.fetch([b"a", b"b", b"c", b"d"], [4, 5, 6, 7])
     wait_until(lambda: transfers._fetchers._work_queue.empty() and b"b" in tiers.asked)
     gate.open()
     assert get(fetched)[0] == [True, False, False, False]
@@ -298,7 +298,8 @@ def test_an_object_of_another_length_is_no_block(
 ) -> None:
     keys = [b"empty", b"one", b"short", b"long"]
     tiers.contents, tiers.lengths = dict.fromkeys(keys, (11, 1)), dict(zip(keys, [0, 1, 3, 5], strict=True))
-    assert get(transfers.fetch(keys, [4, 5, 6, 7], [False] * 4))[0] == [False] * 4
+    for each, slot in zip(keys, (4, 5, 6, 7), strict=True):
+        assert get(transfers.fetch([each], [slot]))[0] == [False]
     assert [copies.slot(slot) for slot in (4, 5, 6, 7)] == [0] * 4
     assert tiers.stored == []
 
@@ -306,7 +307,7 @@ def test_an_object_of_another_length_is_no_block(
 @one_fetcher
 def test_a_hit_of_a_far_tier_is_stored_in_the_nearer_ones(transfers: RankTransfers, tiers: HeldTiers) -> None:
     tiers.contents = {b"near": (11, 0), b"far": (12, 2)}
-    assert get(transfers.fetch([b"near", b"far"], [4, 5], [True, True]))[0] == [True, True]
+    assert get(transfers.fetch([b"near", b"far"], [4, 5]))[0] == [True, True]
     get(transfers._fetchers.submit(lambda: None))
     assert tiers.stored == [(b"far", 12, 2)]
 
@@ -318,7 +319,7 @@ def test_a_fetch_of_an_older_epoch_does_not_write_to_the_slab(
     transfers: RankTransfers, copies: HeldCopies, tiers: HeldTiers, gate: Gate
 ) -> None:
     tiers.contents, tiers.before = {b"a": (11, 0)}, gate
-    fetched = transfers.fetch([b"a"], [4], [True])
+    fetched = transfers.fetch([b"a"], [4])
     wait_until(lambda: gate.num_waiting)
     transfers.begin_epoch()
     copies.slab.rows[4] = 77  # the engine uses the slot again
@@ -333,7 +334,7 @@ def test_a_fetch_of_an_older_epoch_asks_no_tier_any_more(
 ) -> None:
     """The threads are free for the fetches of the new epoch, although the tiers have all blocks."""
     tiers.contents, tiers.before = dict.fromkeys((b"a", b"b", b"c"), (11, 0)), gate
-    fetched = transfers.fetch([b"a", b"b", b"c"], [4, 5, 6], [True] * 3)
+    fetched = transfers.fetch([b"a", b"b", b"c"], [4, 5, 6])
     wait_until(lambda: gate.num_waiting)
     transfers.begin_epoch()
     gate.open()
@@ -491,19 +492,19 @@ def test_the_blocks_of_a_chunk_are_fetched_together(
 ) -> None:
     """Two chunks of two groups of layers, and a block in none."""
     keys = [b"a", b"A", b"b", b"B", b"c"]
-    tiers.contents = {key: (i + 1, 0) for i, key in enumerate(keys) if key != b"B"}
+    tiers.contents = {key: (i + 1, 0) for i, key in enumerate(keys)}
     chunks = [(b"b", 1), (b"B", 1), (b"b", 2), (b"B", 2), (b"", 0)]
-    found, _ = get(transfers.fetch(keys, [4, 5, 6, 7, 8], [True, False, True, False, True], chunks))
-    assert found == [True, True, True, False, True]
+    found, _ = get(transfers.fetch(keys, [4, 5, 6, 7, 8], chunks))
+    assert found == [True] * 5
     assert tiers.calls == [([b"a", b"b"], [1, 2], b"b"), ([b"A", b"B"], [1, 2], b"B"), ([b"c"], [0], b"")]
-    assert [copies.slot(slot) for slot in range(4, 9)] == [1, 2, 3, 0, 5]
+    assert [copies.slot(slot) for slot in range(4, 9)] == [1, 2, 3, 4, 5]
 
 
 @one_fetcher
 def test_a_chunk_after_the_first_missing_block_is_not_looked_for(transfers: RankTransfers, tiers: HeldTiers) -> None:
     tiers.contents = {b"a": (1, 0), b"c": (3, 0), b"d": (4, 0)}
     chunks = [(b"b", 0), (b"b", 1), (b"d", 0), (b"d", 1)]
-    assert get(transfers.fetch([b"a", b"b", b"c", b"d"], [4, 5, 6, 7], [True] * 4, chunks))[0] == [True] + [False] * 3
+    assert get(transfers.fetch([b"a", b"b", b"c", b"d"], [4, 5, 6, 7], chunks))[0] == [True] + [False] * 3
     assert [keys for keys, _, _ in tiers.calls] == [[b"a", b"b"]]
 
 
@@ -511,6 +512,18 @@ def test_a_chunk_after_the_first_missing_block_is_not_looked_for(transfers: Rank
 def test_hits_of_a_chunk_are_copied_to_nearer_tiers_one_by_one(transfers: RankTransfers, tiers: HeldTiers) -> None:
     tiers.contents = {b"a": (1, 2), b"b": (2, 0), b"c": (3, 2)}
     chunks = [(b"c", 0), (b"c", 1), (b"c", 2)]
-    assert all(get(transfers.fetch([b"a", b"b", b"c"], [4, 5, 6], [True] * 3, chunks))[0])
+    assert all(get(transfers.fetch([b"a", b"b", b"c"], [4, 5, 6], chunks))[0])
     get(transfers._fetchers.submit(lambda: None))
     assert tiers.stored == [(b"a", 1, 2), (b"c", 3, 2)]
+
+
+def test_tiers_are_told_of_the_first_block_last_and_get_again_what_they_lack(
+    transfers: RankTransfers, copies: HeldCopies, tiers: HeldTiers
+) -> None:
+    tiers.contents = {b"a": (1, 0), b"c": (3, 0)}
+    assert get(transfers.touch([[b"a"], [b"b"], [b"c"]]))[0] == [True, False, True]
+    assert tiers.asked == [b"c", b"b", b"a"]
+    copies.slab.rows[5] = 7
+    copies.slab.rows[6] = 8
+    assert get(transfers.restore([[b"b", b"d"]], [5, 6]))[0]
+    assert tiers.stored == [(b"b", 7, None), (b"d", 8, None)] and tiers.together == [[b"b", b"d"]]

@@ -210,3 +210,20 @@ def test_an_address_that_cannot_be_used() -> None:
     with pytest.raises(ConfigError, match=r"the url of a redis tier cannot be used \(\w+\); correct it") as error:
         RedisTier(config)
     assert "hunter2" not in str(error.value) and error.value.__cause__ is None
+
+
+@pytest.mark.parametrize("seconds", [0, 1000])
+def test_use_in_a_nearer_place_extends_the_life_of_an_object(tmp_path: Path, seconds: int) -> None:
+    with redis_server(tmp_path) as server:
+        tiers = stack(server.url, ttl_seconds=seconds)
+        assert not tiers.touch([KEY])
+        assert tiers.store([KEY], [TEXT])
+        (key,) = server.client.keys("*")
+        if seconds:
+            server.client.expire(key, 5)
+        assert tiers.touch([KEY])
+        assert 990 <= server.client.ttl(key) <= 1000 if seconds else server.client.object("idletime", key) == 0
+        server.process.kill()
+        server.process.wait()
+        assert tiers.touch([KEY]), "nobody knows that it is lost"
+        tiers.close()

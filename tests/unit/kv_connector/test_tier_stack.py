@@ -181,3 +181,18 @@ def test_classes_that_cannot_be_used(module_path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"secondary_tiers: module_path='{module_path}' {message}") as error:
         open_tier(config, "s", 1)
     assert "hunter2" not in str(error.value)
+
+
+def test_all_tiers_are_told_of_a_block_or_a_chunk_that_is_used() -> None:
+    told: list[str] = []
+    tiers = stack(custom(objects={}), custom(objects={}), custom(objects={}))
+    answers = {0: True, 1: False, 2: True}
+    for number in answers:
+        inner(tiers, number).touch = lambda _, number=number: (told.append(str(number)), answers[number])[1]
+    assert not tiers.touch([KEY]) and told == ["0", "1", "2"]
+    tiers._tiers[1] = tiers._tiers[1]._replace(blocks_per_chunk=4)
+    answers[1] = True
+    assert tiers.touch([KEY] * 4) and told[3:] == ["0"] * 4 + ["1"] + ["2"] * 4
+    answers[2] = None  # type: ignore[assignment]
+    assert tiers.touch([KEY]), "it cannot tell"
+    tiers.close()

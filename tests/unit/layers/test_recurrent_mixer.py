@@ -13,11 +13,12 @@ from torch import Tensor
 from inflight.attention.backend import LayerStep
 from inflight.attention.cpu_paged import CpuPagedBackend
 from inflight.attention.metadata import AttentionInputs, StateMetadata, StatePlace
-from inflight.config.architecture import GatedDeltaSpec
+from inflight.config.mixers import GatedDeltaSpec
 from inflight.config.parse_architecture import parse_architecture
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.kernels.cpu.library import load_kernels
 from inflight.layers.gated_delta import GatedDeltaMixer
+from inflight.layers.mixer import MixerPlace
 from inflight.layers.recurrent_mixer import RecurrentMixer
 from inflight.layers.recurrent_state import RecurrentState
 from tests.support.model_zoo import FAMILY_CONFIGS
@@ -66,7 +67,7 @@ def run(mixer: RecurrentMixer, rows: list[Tensor], *, in_torch: bool) -> list[Te
         metadata: Any = StateMetadata(num_tokens=int(sizes.sum()), inputs=inputs, num_states=1, block_size=BLOCK_SIZE)
         if not in_torch:
             assert kernels is not None
-            metadata = CpuPagedBackend(kernels).layer_metadata(inputs, spec)
+            metadata = CpuPagedBackend(kernels).metadata_builder(spec)(inputs)
         spans = zip(chosen, before, before + sizes, strict=True)
         hidden = torch.cat([rows[sequence][start:end] for sequence, start, end in spans])
         unread: Any = None  # the metadata of another group
@@ -115,7 +116,8 @@ def test_a_rank_keeps_the_matrices_of_its_heads_in_float32(num_ranks: int) -> No
     spec = architecture.layers[0].recurrence
     assert isinstance(spec, GatedDeltaSpec)
     context = layer_context(torch.bfloat16, TensorParallelGroup(num_ranks, num_ranks - 1))
-    mixer = GatedDeltaMixer(HIDDEN_SIZE, 1e-6, spec, 0, context)
+    place = MixerPlace(architecture=architecture, layer=0, rotation_index=0, context=context)
+    mixer = GatedDeltaMixer(spec, place)
     num_heads, num_key_heads = 4 // num_ranks, 2 // num_ranks
     assert (mixer.shape.num_value_heads, mixer.shape.num_key_heads) == (num_heads, num_key_heads)
     num_channels = 2 * num_key_heads * 16 + num_heads * 32
@@ -128,7 +130,8 @@ def test_only_the_norm_is_a_scale_in_random_weights() -> None:
     architecture = parse_architecture(FAMILY_CONFIGS["qwen3_5"][0].to_dict())
     spec = architecture.layers[0].recurrence
     assert isinstance(spec, GatedDeltaSpec)
-    mixer = GatedDeltaMixer(HIDDEN_SIZE, 1e-6, spec, 0, layer_context(torch.float32))
+    context = layer_context(torch.float32)
+    mixer = GatedDeltaMixer(spec, MixerPlace(architecture=architecture, layer=0, rotation_index=0, context=context))
     scales = [name for name, slot in mixer.weight_slots("linear_attn") if slot.is_scale]
     assert scales == ["linear_attn.norm.weight"]
 

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from inflight.config.architecture import RopeConfig
+from inflight.config.mixers import RopeConfig
 from inflight.config.parse_architecture import parse_architecture
 from inflight.layers.rope_frequencies import inverse_frequencies
 from inflight.layers.rotary import RotaryEmbedding

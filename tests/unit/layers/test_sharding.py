@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inflight.config.architecture import RopeConfig
+from inflight.config.mixers import RopeConfig
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.sharding import OutputShard, even_shard, fused, head_shard, repeat_order, row_order
 

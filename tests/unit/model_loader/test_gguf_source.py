@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, NormNames
+from inflight.config.architecture import GatedMlpSpec, LayerSpec, ModelArchitecture, NormNames
 from inflight.config.engine import ModelConfig
 from inflight.config.gguf_config import read_model_config
+from inflight.config.mixers import AttentionSpec
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.ranks import RankLayout
 from inflight.distributed.tensor_parallel import TensorParallelGroup
@@ -65,7 +66,7 @@ def source_of(folder: Path, tensors: dict[str, Stored], name: str = "qwen3", nor
         name="x",
         vocab_size=9,
         hidden_size=256,
-        layers=(LayerSpec(attention=attention, mlp=MlpSpec(size=8)),),
+        layers=(LayerSpec(mixer=attention, mlp=GatedMlpSpec(size=8)),),
         rms_norm_eps=1e-6,
         max_position_embeddings=16,
         norm_offset=norm_offset,
@@ -164,6 +165,12 @@ def test_a_file_is_the_model_of_its_weights(tmp_path: Path, architecture: str, m
 def test_a_file_of_floats(tmp_path: Path) -> None:
     plain, file = write_pair(tmp_path, "llama", dict.fromkeys(TYPES, "BF16"))
     assert torch.equal(run_prompt(load(file), PROMPT), run_prompt(load(plain), PROMPT))
+
+
+def test_a_split_file_is_the_model_of_all_its_parts(tmp_path: Path) -> None:
+    plain, first = write_pair(tmp_path, "qwen2", dict.fromkeys(TYPES, "BF16"), num_parts=3)
+    assert first.name == "model-00001-of-00003.gguf"
+    assert torch.equal(run_prompt(load(first), PROMPT), run_prompt(load(plain), PROMPT))
 
 
 def test_ranks_together_are_the_whole(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from inflight.errors import CheckpointError
 from inflight.kernels.quantized_weight import QuantizedWeight
-from inflight.model_loader.packing import hold_columns, make_weight, unpack_nibbles, unpack_words
+from inflight.model_loader.packing import make_weight, shard_columns, unpack_nibbles, unpack_words
 
 INDEX = torch.arange(64)
 
@@ -84,17 +84,17 @@ def test_a_group_that_there_is_not(wrong: int) -> None:
 
 def test_the_columns_of_a_rank() -> None:
     plain = torch.randn(3, 8)
-    assert torch.equal(floats(hold_columns(plain, slice(2, 5), "x")), plain[:, 2:5])
-    assert hold_columns(plain, slice(0, 8), "x") is plain
+    assert torch.equal(floats(shard_columns(plain, slice(2, 5), "x")), plain[:, 2:5])
+    assert shard_columns(plain, slice(0, 8), "x") is plain
     in_groups = make_weight(*drawn(128, 2, 4), 4)
     for columns, group_size in ((slice(64, 128), 64), (slice(32, 96), 32), (slice(0, 32), 32)):
-        held = hold_columns(in_groups, columns, "x")
-        assert isinstance(held, QuantizedWeight) and held.group_size == group_size
-        assert torch.equal(held.dequantize(), floats(in_groups)[:, columns])
+        shard = shard_columns(in_groups, columns, "x")
+        assert isinstance(shard, QuantizedWeight) and shard.group_size == group_size
+        assert torch.equal(shard.dequantize(), floats(in_groups)[:, columns])
     symmetric = make_weight(*drawn(40, 1, 8)[:2], torch.full((3, 1), 128.0), 8)
-    held = hold_columns(symmetric, slice(10, 25), "x")
-    assert isinstance(held, QuantizedWeight) and held.offsets is None and held.values.is_contiguous()
-    assert torch.equal(held.dequantize(), floats(symmetric)[:, 10:25])
+    shard = shard_columns(symmetric, slice(10, 25), "x")
+    assert isinstance(shard, QuantizedWeight) and shard.offsets is None and shard.values.is_contiguous()
+    assert torch.equal(shard.dequantize(), floats(symmetric)[:, 10:25])
 
 
 @pytest.mark.parametrize(
@@ -108,5 +108,5 @@ def test_the_columns_of_a_rank() -> None:
 def test_columns_that_no_kernel_takes(num_columns: int, num_groups: int, bits: int, part: int, message: str) -> None:
     weight = make_weight(*drawn(num_columns, num_groups, bits), bits)
     with pytest.raises(CheckpointError, match=f"^name has {message} the plain checkpoint"):
-        hold_columns(weight, slice(0, part), "name")
-    assert isinstance(hold_columns(weight, slice(0, 32), "name"), QuantizedWeight)
+        shard_columns(weight, slice(0, part), "name")
+    assert isinstance(shard_columns(weight, slice(0, 32), "name"), QuantizedWeight)

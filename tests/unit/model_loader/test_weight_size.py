@@ -128,7 +128,8 @@ def test_fewer_bits() -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
 def test_each_linear_weight_has_a_scale_for_each_row(architecture: ModelArchitecture) -> None:
-    shapes = [each.weight.shape for each in made(model_config(architecture)).modules() if isinstance(each, Linear)]
+    linears = [each for each in made(model_config(architecture)).modules() if isinstance(each, Linear)]
+    shapes = [each.weight.shape for each in linears if not each.keeps_floats]
     fewer = sum(num_rows * (num_columns - 4) for num_rows, num_columns in shapes)
     assert quantized(architecture, None, None) - quantized(architecture, "int8", None) == fewer
 
@@ -139,5 +140,11 @@ def test_a_quantized_checkpoint_is_taken_to_be_small() -> None:
     least = size(model_config(architecture))
     assert least < quantized(plain, "int4", "int4")
     assert least == size(model_config(architecture, load_format="gguf"))
+    gguf = model_config(architecture, load_format="gguf")
+    model = made(gguf)
+    linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, Linear))
+    # if the header says more: 90 % of it
+    assert weight_bytes(model, gguf, 8.0) == least + int(linear * (7.2 - 4) / 8)
+    assert weight_bytes(model, gguf, 4.0) == least
     # drawn from the shapes, as floats
     assert size(model_config(architecture, load_format="dummy")) == size(model_config(plain))

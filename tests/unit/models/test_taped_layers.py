@@ -108,7 +108,7 @@ class Session:
         positions = np.concatenate([np.arange(a, a + n) for a, n in zip(before, counts, strict=True)])
         ids = torch.randint(0, VOCAB_SIZE, (int(starts[-1]),), generator=self.random)
         rows = {ALL: None, LAST: torch.from_numpy(starts[1:] - 1).long(), "none": torch.empty(0, dtype=torch.int64)}
-        metadata = tuple(self.backend.layer_metadata(inputs, spec) for spec in groups)
+        metadata = tuple(self.backend.metadata_builder(spec)(inputs) for spec in groups)
         hidden = self.model(ModelStep(ids, torch.from_numpy(positions), metadata, rows[wanted]))
         assert isinstance(hidden, Tensor)
         return hidden.clone()

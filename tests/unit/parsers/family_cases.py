@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inflight.interface.events import Event, ToolArgumentsDelta, ToolCallStart
-from tests.unit.parsers.parser_cases import Case, calls, content, hermes, thought
+from tests.unit.parsers.parser_cases import INSIDE, Case, calls, content, hermes, thought, xml
 
 PYTHON = {
     "lfm2": ("<|tool_call_start|>[", "]<|tool_call_end|>"),
@@ -110,6 +110,7 @@ BETWEEN = {
     "hunyuan_a13b": ("<tool_calls>", "</tool_calls>"),
     "minimax": ("<tool_calls>", "</tool_calls>"),
     "nemotron_json": ("<TOOLCALL>", "</TOOLCALL>"),
+    "nemotron_mini": ("<toolcall> ", " </toolcall>"),
     "granite": ("<|tool_call|>", ""),
     "phi4_mini_json": ("<|tool_call|>", "<|/tool_call|>"),
     "internlm": ("<|action_start|><|plugin|>", "<|action_end|>"),
@@ -243,6 +244,67 @@ TAGGED = [
     ),
 ]
 
+M3 = "]<]minimax[>["
+SN = '{"s": "a", "n": 3}'
+
+
+def element(name: str, text: str) -> str:
+    return f"{M3}<{name}>{text}{M3}</{name}>"
+
+
+def m3(*arguments: str) -> str:
+    """A call of f in the form of MiniMax-M3."""
+    return f'{M3}<tool_call>\n{M3}<invoke name="f">{"".join(arguments)}{M3}</invoke>\n{M3}</tool_call>'
+
+
+def k3(*arguments: str) -> str:
+    """A call of f in the form of Kimi K3."""
+    body = "".join(arguments)
+    return f'<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>{body}<|close|>call<|sep|><|close|>tools<|sep|>'
+
+
+def k3_argument(key: str, kind: str, text: str) -> str:
+    return f'<|open|>argument key="{key}" type="{kind}"<|sep|>{text}<|close|>argument<|sep|>'
+
+
+ITEMS = element("item", "1") + element("item", "x")
+NEW_TAGS = [
+    Case(
+        "minimax_m3",
+        "Hm</mm:think>So." + m3(element("s", "a <b> ]"), element("n", "3"), element("o", element("k", ITEMS))),
+        [*thought("Hm"), *content("So."), *calls(("f", '{"s": "a <b> ]", "n": 3, "o": {"k": [1, "x"]}}'))],
+        "minimax_m3",
+        INSIDE,
+    ),
+    Case("minimax_m3", "</mm:think>Hi", content("Hi"), "minimax_m3"),  # the model has decided not to think
+    Case("minimax_m3", m3(element("o", '{"a": 1,}'), element("b", "")), calls(("f", '{"o": {"a": 1}, "b": ""}'))),
+    Case("minimax_m3", m3(element("o", ""), element("b", ITEMS)), calls(("f", '{"o": {}, "b": [1, "x"]}'))),
+    # a tag of the object, of the argument, or of the call is missing
+    Case("minimax_m3", m3(element("o", f"{M3}<k>1")), calls(("f", '{"o": "]<]minimax[>[<k>1"}'))),
+    Case("minimax_m3", m3(f"{M3}<n>3{element('s', 'x')}"), calls(("f", '{"n": 3, "s": "x"}'))),
+    Case("minimax_m3", m3(f"{M3}<o>{element('k', '1')}"), calls(("f", '{"o": {"k": 1}}'))),
+    Case("minimax_m3", f"{m3()}{M3}<tool_call>x", [*calls(("f", "{}")), *content(f"{M3}<tool_call>x")]),
+    Case(
+        "kimi_k3",
+        "Hm<|close|>think<|sep|><|open|>response<|sep|>So.<|close|>response<|sep|>"
+        + k3(k3_argument("s", "string", '<"3">'), k3_argument("a&quot;", "object", '{"k": [1]}'))
+        + "<|close|>message<|sep|>",
+        [*thought("Hm"), *content("So."), *calls(("f", '{"s": "<\\"3\\">", "a\\"": {"k": [1]}}'))],
+        "kimi_k3",
+        INSIDE,
+    ),
+    Case("kimi_k3", k3(k3_argument("n", "number", "3")), calls(("f", '{"n": 3}'))),
+    Case("kimi_k3", k3('<|open|>json type="object"<|sep|>{"n": 3}<|close|>json<|sep|>'), calls(("f", '{"n": 3}'))),
+    Case("kimi_k3", f"{k3()} <|open|>tools<|sep|>x", [*calls(("f", "{}")), *content(" <|open|>tools<|sep|>x")]),
+    Case("zaya_xml", xml("f", ("s", "a"), ("n", "3")).replace("tool_call", "zyphra_tool_call"), calls(("f", SN))),
+    Case(
+        "solar_open2",
+        "<|tool_call:start|>f\n<|tool_arg:start|>s<|tool_arg:value|>a<|tool_arg:end|>\n"
+        "<|tool_arg:start|>n<|tool_arg:value|>3<|tool_arg:end|>\n<|tool_call:end|>\n<|tool_call:start|>g\n<|tool_call:end|>",
+        calls(("f", SN), ("g", "{}")),
+    ),
+]
+
 TAGS = {
     "hunyuan_a13b": ("<think>", "</think>", "<answer>", "</answer>"),
     "ernie45": ("<think>", "</think>", "<response>", "</response>"),
@@ -250,6 +312,14 @@ TAGS = {
     "cohere_command3": ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     "cohere_command4": ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     "solar_open": ("<|think|>", "<|end|>", "<|begin|>assistant<|content|>", "<|end|>"),
+    "solar_open2": ("<|think:start|>", "<|think:end|>", "", ""),
+    "minimax_m3": ("<mm:think>", "</mm:think>", "", ""),
+    "kimi_k3": (
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        "<|open|>response<|sep|>",
+        "<|close|>response<|sep|><|close|>message<|sep|>",
+    ),
     "apriel": ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", "", "[END FINAL RESPONSE]"),
     "granite": ("Here is my thought process:", "Here is my response:", "", ""),
     "apertus": ("<|inner_prefix|>", "<|inner_suffix|>", "", ""),
@@ -277,4 +347,4 @@ THOUGHTS = [
         *([Case(None, f"a {opened} b {closed} c", content(f"a {opened} b {closed} c"), name)] if opened else []),
     )
 ]
-FAMILIES = [*PYTHONIC, *LISTS, *NAMED, *TAGGED, *THOUGHTS]
+FAMILIES = [*PYTHONIC, *LISTS, *NAMED, *TAGGED, *NEW_TAGS, *THOUGHTS]

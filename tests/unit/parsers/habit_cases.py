@@ -209,6 +209,16 @@ JSON: Sequence[Case] = [
         "mistral", '[TOOL_CALLS]f{"a": "b[TOOL_CALLS]", "c": 1[TOOL_CALLS]f{}', '{"a": "b[TOOL_CALLS]", "c": 1}', "{}"
     ),
     called("mistral", '[TOOL_CALLS]{"name": "f", "arguments": null}', "{}"),
+    called("mistral", '[TOOL_CALLS]f"{}"[TOOL_CALLS]f"{\\"a\\": 1}"', "{}", '{"a": 1}'),
+    called("llama3_json", '{"name": "f"," parameters": {"a": 1}}', '{"a": 1}'),
+    called("mistral", '[TOOL_CALLS]f"{"a": 1}', '{"a": 1}'),
+    called("mistral", '[TOOL_CALLS]f"{"n: [{}], "b": 1}', '{"n: [{}], "b": 1}'),
+    called("hermes", '<tool_call>{"name": "f", "arguments": "{"a": 1}}</tool_call>', '{"a": 1}'),
+    called(  # damaged: what is written before the fault is the same in every split
+        "gemma4",
+        f'<|tool_call>call:f{{s:<|"|>a "b" c<|"|>,o:{{s:<|"|>{"x" * 97}<|"|>,b:[1]]}}}}<tool_call|>',
+        f'{{"s": "a \\"b" c<|"|>,o:{{s:<|"|>{"x" * 97}<|"|>,b:[1]]}}}}',
+    ),
     called(
         "deepseek_v31", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁begin｜>f<｜tool▁sep｜>null", "{}", "{}"
     ),

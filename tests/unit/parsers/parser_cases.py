@@ -543,6 +543,11 @@ REASONING = [
         "qwen3",
     ),
     Case("hermes", "  \n ", content("  \n "), "qwen3"),
+    # white space around a thought between two words: one side of it stays
+    *(
+        Case("hermes", f"a{before}<think>x</think>{behind}b", [*content("a"), *thought("x"), *content(shown)], "qwen3")
+        for before, behind, shown in ((" ", " \n", " b"), ("", " ", " b"), (" ", "", " b"), ("", "", "b"))
+    ),
 ]
 
 CASES = [*HERMES, *LLAMA, *MISTRAL, *CODER, *SEED, *GLM, *MINIMAX, *DEEPSEEK, *GEMMA, *HARMONY, *REASONING]

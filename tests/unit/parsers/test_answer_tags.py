@@ -40,6 +40,12 @@ def test_tags_are_left_out_at_the_ends_only(text: str) -> None:
         assert "".join(pieces) + tags.release() == CASES[text], pieces
 
 
+def test_of_several_closing_tags_the_one_that_begins_first_counts() -> None:
+    for text, shown in {"a</r></m>": "a", "a</m>": "a", "a</r> b</m>": "a</r> b", "a</r></m": "a</r></m"}.items():
+        tags = AnswerTags((), ("</r></m>", "</r>", "</m>"))
+        assert "".join(map(tags.write, text)) + tags.release() == shown
+
+
 def test_little_is_held() -> None:
     tags = AnswerTags((), ("</r>",))
     shown = sum(len(tags.write(" ")) for _ in range(10_000))

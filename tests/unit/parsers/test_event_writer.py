@@ -14,7 +14,7 @@ from inflight.tokenizer.stop_strings import StopSearch, StopStrings
 def test_at_most_so_much_white_space_is_held_also_a_second_time(
     monkeypatch: pytest.MonkeyPatch, parts: list[str]
 ) -> None:
-    monkeypatch.setattr(event_writer, "MAX_HELD", 4)
+    monkeypatch.setattr(event_writer, "MAX_BUFFERED", 4)
     writer = EventWriter(lambda: "", None, keeps_blanks=True)
 
     def shown(text: str) -> str:

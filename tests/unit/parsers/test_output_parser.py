@@ -22,12 +22,12 @@ from inflight.interface.events import (
     join_deltas,
 )
 from inflight.parsers.arguments_reader import LAG
-from inflight.parsers.event_writer import MAX_HELD
-from inflight.parsers.held_value import as_json
+from inflight.parsers.buffered_value import as_json
+from inflight.parsers.event_writer import MAX_BUFFERED
 from inflight.parsers.reasoning import Opening
 from inflight.parsers.reasoning_families import REASONING
 from inflight.parsers.repair_budget import RepairBudget
-from inflight.parsers.selector import _TOOL_PARSERS, create_output_parser
+from inflight.parsers.selector import TOOL_PARSERS, create_output_parser
 from tests.unit.parsers.family_cases import FAMILIES, PYTHON
 from tests.unit.parsers.habit_cases import HABITS
 from tests.unit.parsers.parser_cases import CASES, TOOLS, Case, hermes, parse, with_ids
@@ -59,7 +59,7 @@ def test_calls_beside_the_format_are_read_the_same_in_every_split(case: Case) ->
     assert parse(case.parser(), list(case.text), is_cut=False) == case.expected
 
 
-@pytest.mark.parametrize("tool", _TOOL_PARSERS)
+@pytest.mark.parametrize("tool", TOOL_PARSERS)
 def test_a_call_that_breaks_off_anywhere_has_arguments_that_are_json_or_as_they_were_written(tool: str) -> None:
     """Unless the family writes calls as in Python: `test_python_reader.py` is about these."""
     for case in (case for case in [*CASES, *ENDED] if case.tool == tool and tool not in IN_PYTHON):
@@ -158,7 +158,7 @@ _MARKUP = [
     "🙂",
     '"parameters": {"a": 1}}',
 ]
-NAMES = [None, *_TOOL_PARSERS]
+NAMES = [None, *TOOL_PARSERS]
 OWN_JSON = ("qwen3_coder", "seed_oss", "glm45", "minimax_m2", "gemma4")  # these turn arguments into JSON
 
 
@@ -296,7 +296,7 @@ def test_time_is_linear_in_the_text_however_it_comes(tool: str, reasoning: str |
     ],
 )
 def test_what_waits_is_bounded_and_then_content_in_any_split(tool: str, start: str, unit: str) -> None:
-    text = start + unit * (MAX_HELD + 1000) + hermes("f", "{}")
+    text = start + unit * (MAX_BUFFERED + 1000) + hermes("f", "{}")
     expected = parse(Case(tool, "", []).parser(), [text])
     assert parse(Case(tool, "", []).parser(), [text[i : i + 997] for i in range(0, len(text), 997)]) == expected
     parser = Case(tool, "", []).parser()
@@ -304,7 +304,7 @@ def test_what_waits_is_bounded_and_then_content_in_any_split(tool: str, start: s
     for i in range(0, len(text), 100):
         num_in += len(text[i : i + 100])
         num_out += sum(len(text_of(event)) for event in parser.push(text[i : i + 100]))
-        assert num_in - num_out <= MAX_HELD + 200
+        assert num_in - num_out <= MAX_BUFFERED + 200
 
 
 # parser -> what a model writes before and behind a value, and of which parameter it is
@@ -318,18 +318,18 @@ AROUND = {
     ),
     "gemma4": ("<|tool_call>call:f{{{}:", "}<tool_call|>"),
 }
-LONG = '{"lines": [' + ", ".join(f'"line {i}: <b> \\n \\u00e9 é"' for i in range(MAX_HELD // 16)) + "]}"
+LONG = '{"lines": [' + ", ".join(f'"line {i}: <b> \\n \\u00e9 é"' for i in range(MAX_BUFFERED // 16)) + "]}"
 
 
-TEXT = "some text " * (MAX_HELD // 8) + "and more"
-DIGITS = "1" * (MAX_HELD + 1000)  # more than a number of JSON may have
+TEXT = "some text " * (MAX_BUFFERED // 8) + "and more"
+DIGITS = "1" * (MAX_BUFFERED + 1000)  # more than a number of JSON may have
 NUMBER = 12345678901
-NUMBERS = "[" + f"{NUMBER}, " * (MAX_HELD // 8) + "2]"
+NUMBERS = "[" + f"{NUMBER}, " * (MAX_BUFFERED // 8) + "2]"
 LONG_VALUES: list[tuple[str, str, object]] = [
     *((tool, LONG, json.loads(LONG)) for tool in AROUND if tool != "gemma4"),
     ("gemma4", LONG.replace('"lines"', "lines").replace('"', '<|"|>').replace("\\", ""), None),
     *((tool, TEXT, TEXT) for tool in AROUND if tool != "gemma4"),
-    *((tool, NUMBERS, [*[NUMBER] * (MAX_HELD // 8), 2]) for tool in AROUND),
+    *((tool, NUMBERS, [*[NUMBER] * (MAX_BUFFERED // 8), 2]) for tool in AROUND),
     *((tool, DIGITS, DIGITS) for tool in AROUND if tool != "gemma4"),
 ]
 
@@ -343,14 +343,14 @@ def test_a_value_that_is_too_long_to_hold_stays_whole_in_any_split(tool: str, va
     events = parse(Case(tool, "", []).parser(), [text])
     assert isinstance(events[0], ToolCallStart) and len(events) == 2
     found = json.loads(text_of(events[1]))["o"]
-    assert found == expected if expected is not None else len(found["lines"]) == MAX_HELD // 16
+    assert found == expected if expected is not None else len(found["lines"]) == MAX_BUFFERED // 16
     assert parse(Case(tool, "", []).parser(), [text[i : i + 997] for i in range(0, len(text), 997)]) == events
     held = most = 0
     parser = Case(tool, "", []).parser()
     for i in range(0, len(text), 9973):
         held += len(text[i : i + 9973]) - sum(len(text_of(event)) for event in parser.push(text[i : i + 9973]))
         most = max(most, held)
-    assert most <= MAX_HELD + 20_000
+    assert most <= MAX_BUFFERED + 20_000
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_a_text_that_mentions_a_marker_is_soon_shown(text: str) -> None:
 
 
 def test_a_thought_about_calls_that_is_too_long_to_hold_is_reasoning() -> None:
-    thought = f"<tool_call>{{{'a' * MAX_HELD}"
+    thought = f"<tool_call>{{{'a' * MAX_BUFFERED}"
     for end in ("", "</think>"):
         text = f"<think>{thought}{hermes('f', '{}')}{end}"
         events = parse(Case("hermes", "", [], "qwen3").parser(), [text], is_cut=False)
@@ -377,12 +377,14 @@ def test_a_thought_about_calls_that_is_too_long_to_hold_is_reasoning() -> None:
 def test_white_space_before_a_value_that_is_too_long_to_hold_is_left_out() -> None:
     before, after = AROUND["gemma4"]
     for value in ("7", "some text"):
-        events = parse(Case("gemma4", "", []).parser(), [f"{before.format('n')}{' ' * (MAX_HELD + 9)}{value}{after}"])
+        events = parse(
+            Case("gemma4", "", []).parser(), [f"{before.format('n')}{' ' * (MAX_BUFFERED + 9)}{value}{after}"]
+        )
         assert json.loads(text_of(events[1])) == {"n": json.loads(as_json(value, RepairBudget()))}
 
 
 def test_white_space_that_is_too_long_to_hold_is_shown_with_the_text_before_it() -> None:
-    text = "a" + " " * (MAX_HELD + 1) + "b"
+    text = "a" + " " * (MAX_BUFFERED + 1) + "b"
     assert parse(Case("hermes", "", []).parser(), [text]) == [ContentDelta(text)]
 
 

@@ -12,7 +12,7 @@ from inflight.parsers.reasoning_families import REASONING
 from inflight.parsers.selector import create_output_parser
 from inflight.structured_output.answer_frame_reader import Section
 from inflight.structured_output.free_text_reader import FreeMatcher, FreeTextReader
-from inflight.structured_output.thinking_budget import ThinkingBudget
+from inflight.structured_output.thinking_budget import MOST_BEHIND_TEXT, ThinkingBudget
 from inflight.structured_output.token_texts import TokenTexts
 
 EOS = 256
@@ -54,6 +54,33 @@ def test_reasoning_is_cut_and_an_answer_follows(name: str, opening: Opening) -> 
     thought = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
     assert thought == THOUGHT[:BUDGET] + MESSAGE
     assert "".join(event.text for event in events if isinstance(event, ContentDelta)) == "The answer."
+
+
+@pytest.mark.parametrize("name", [name for name, markup in REASONING.items() if markup.whole_parser is None])
+def test_reasoning_that_comes_again_is_cut_where_the_parser_reads_it(name: str) -> None:
+    markup = REASONING[name]
+    frame = answer_frame(markup, Opening.OPEN, is_constrained=False)
+    assert frame is not None
+    closing = (MESSAGE + frame.end).encode()
+    frame = replace(frame, max_reasoning_tokens=60, closing_token_ids=tuple(closing))
+    each = ThinkingBudget(FreeTextReader(frame, TEXTS), frame)
+    wanted = f"Hm.{markup.end}It `{markup.begin}`.\nOr: {markup.begin}{THOUGHT}".encode()
+    position, written = each.start, b""
+    while not written.endswith(closing):
+        byte = (each.forced(position) or wanted)[0]
+        wanted = wanted if each.forced(position) else wanted[1:]
+        following = each.advance(position, byte, FreeMatcher())
+        assert following is not None
+        position, written = following, written + bytes([byte])
+    parser = create_output_parser(None, name, tools=None, opening=Opening.OPEN)
+    events = [*parser.push(written.decode() + " So."), *parser.finish()]
+    thought = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
+    num_more = max(
+        61 - len(f"Hm.{markup.end}".encode()), MOST_BEHIND_TEXT
+    )  # the bytes of a tag count until it is complete
+    assert thought == f"Hm.\n\n{THOUGHT[:num_more]}{MESSAGE}"
+    content = "".join(event.text for event in events if isinstance(event, ContentDelta))
+    assert content.split() == f"It `{markup.begin}`. Or: So.".split()
 
 
 @pytest.mark.parametrize("name", REASONING)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from tests.unit.parsers.damage import (
     random_arguments,
     readings,
 )
+from tests.unit.parsers.family_cases import M3, element, m3
 from tests.unit.parsers.parser_cases import Case, parse
 
 IS_FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
@@ -108,6 +110,7 @@ FAMILIES += [
     for tool, before, after, key in (
         ("jamba", "<tool_calls>[", "]</tool_calls>", "arguments"),
         ("nemotron_json", "<TOOLCALL>[", "]</TOOLCALL>", "arguments"),
+        ("nemotron_mini", "<toolcall> ", " </toolcall>", "arguments"),
         ("granite", "<|tool_call|>[", "]", "arguments"),
         ("granite-20b-fc", "<function_call> ", "", "arguments"),
         ("phi4_mini_json", "functools[", "]", "arguments"),
@@ -126,6 +129,11 @@ FAMILIES += [
             "kimi_k2",
             f"<|tool_calls_section_begin|><|tool_call_begin|>functions.{NAME}:0<|tool_call_argument_begin|>",
             "<|tool_call_end|><|tool_calls_section_end|>",
+        ),
+        (
+            "kimi_k3",
+            f'<|open|>tools<|sep|><|open|>call tool="{NAME}" index="1"<|sep|><|open|>json type="object"<|sep|>',
+            "<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
         ),
         ("functionary_v3_1", f"<function={NAME}>", "</function>"),
         ("functionary_v3_2", f">>>{NAME}\n", ""),
@@ -147,6 +155,27 @@ FAMILIES += [
             "</longcat_arg_value>\n</longcat_tool_call>",
         ),
         ("minicpm5", f'<function name="{NAME}"><param name="x">', "</param></function>"),
+        (
+            "zaya_xml",
+            f"<zyphra_tool_call>\n<function={NAME}>\n<parameter=x>\n",
+            "\n</parameter>\n</function>\n</zyphra_tool_call>",
+        ),
+        (
+            "solar_open2",
+            f"<|tool_call:start|>{NAME}\n<|tool_arg:start|>x<|tool_arg:value|>",
+            "<|tool_arg:end|>\n<|tool_call:end|>",
+        ),
+        (
+            "minimax_m3",
+            f'{M3}<tool_call>\n{M3}<invoke name="{NAME}">{M3}<x>',
+            f"{M3}</x>{M3}</invoke>\n{M3}</tool_call>",
+        ),
+        (
+            "kimi_k3",
+            f'<|open|>tools<|sep|><|open|>call tool="{NAME}" index="1"<|sep|>'
+            '<|open|>argument key="x" type="object"<|sep|>',
+            "<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+        ),
     )
 ]
 TOOL: dict[str, Any] = {
@@ -239,6 +268,13 @@ def test_a_damaged_call_is_mended_or_no_valid_call(
         '{"s": " {x: [1]"}}',
         '{"b": {"o": {"n": true}}, "s": "x"}}',  # any of the braces may be too many
         '{"s":  x {1}", "n": 2}',  # the string may begin with white space
+        # two signs are at a wrong place, so the only reading with one edit is another call
+        '{"b": 28,}85',
+        '{"s": "",,, "n": 1}',
+        '{"s": [[] -",rf, and more"]}',
+        '{s"b:"{}, "n": 1}',
+        '{"s": -2;7 "b": "x"}',
+        '{"s": "x" y, "n// note\n": 1}',
     ],
 )
 def test_what_has_no_certain_reading_is_passed_on_as_it_was_written(text: str) -> None:
@@ -246,6 +282,20 @@ def test_what_has_no_certain_reading_is_passed_on_as_it_was_written(text: str) -
     for pieces in ([case.text], list(case.text)):
         [(name, arguments)] = found_calls(parse(case.parser(), pieces, is_cut=False))
         assert name == "f" and parse_object(arguments) is None
+
+
+def test_tags_in_a_value_that_do_not_fit_together_are_a_text() -> None:
+    meant = {"a": [1, "x"], "k": "it"}
+    inside = element("a", element("item", "1") + element("item", "x")) + element("k", "it")
+    pieces = [each for each in re.split(f"({re.escape(M3)}</?[a-z]+>)", inside) if each]
+    tags = [i for i, piece in enumerate(pieces) if piece.startswith(M3)]
+    dropped = [pieces[:i] + pieces[i + 1 :] for i in tags]
+    doubled = [pieces[:i] + pieces[i:][:1] + pieces[i:] for i in tags]
+    for damaged in (pieces, *dropped, *doubled):
+        text = m3(element("o", "".join(damaged)))
+        [(_, arguments)] = found_calls(parse(Case("minimax_m3", text, []).parser(), list(text), is_cut=False))
+        found = parse_object(arguments)
+        assert found is not None and found == {"o": meant if damaged == pieces else "".join(damaged)}
 
 
 def test_typographic_quotes_inside_a_text_do_not_hinder_a_repair() -> None:

@@ -27,7 +27,7 @@ BODIES = (
     '<arg_key>x</arg_key><arg_value>{"a" "b": 1',
     "call:" + NAME + '{x:{a b, c:<|"|>d<|"|> e:1}}',
 )
-PARSERS = {cls: name for name, cls in selector._TOOL_PARSERS.items()}
+PARSERS = {cls: name for name, cls in selector.TOOL_PARSERS.items()}
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +16,8 @@ from inflight.parsers.markup import MARKUPS, default_markup
 from inflight.parsers.reasoning import ReasoningMarkup
 from inflight.parsers.reasoning_families import REASONING
 from inflight.parsers.selector import (
-    _TOOL_PARSERS,
     AUTO,
+    TOOL_PARSERS,
     DetectedParsers,
     call_beginnings,
     choose_reasoning_parser,
@@ -282,7 +284,7 @@ def test_settings_are_resolved() -> None:
         "qwen3_coder", None, default_markup("qwen3_coder")
     )
     assert resolve_parsers("none", "auto", template) == DetectedParsers(None, None, None)
-    for name in _TOOL_PARSERS:
+    for name in TOOL_PARSERS:
         assert resolve_parsers(name, "none", None).tool == name
     for name in REASONING:
         assert resolve_parsers("none", name, None).reasoning == name
@@ -299,7 +301,7 @@ def test_with_what_calls_begin() -> None:
     assert beginnings[None] == beginnings["llama3_json"] == ()  # a call of the latter begins as any object
     assert beginnings["hermes"][0] == beginnings["qwen3_coder"][0] == "<tool_call>"
     assert beginnings["mistral"][0] == "[TOOL_CALLS]"
-    assert all(all(call_beginnings(name)) for name in _TOOL_PARSERS)
+    assert all(all(call_beginnings(name)) for name in TOOL_PARSERS)
 
 
 def test_the_tags_of_a_parser() -> None:
@@ -331,3 +333,16 @@ def test_tags_that_an_operator_names_choose_a_parser() -> None:
     assert read_tags("<a>", "</a>") == (None, ReasoningMarkup("<a>", "</a>"), "")
     with pytest.raises(ConfigError):
         chosen(reasoning_start_str="<a>", reasoning_end_str="</a>")
+
+
+def test_the_page_of_models_says_for_each_type_which_parsers_are_found() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+    table = page.partition("| family: types |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (.+?) \| (.*?) \| ?(.*?) ?\|$", table, re.MULTILINE)
+    named = [re.findall(r"`([^`]+)`", cell) for row in rows for cell in row]
+    types, tools, reasoning = ([each for cell in named[i::3] for each in cell] for i in range(3))
+    assert len(types) == len(set(types)), "each type stands in one row"
+    of_all = page[page.index("<!-- made by benchmarks.coverage -->") :]
+    in_all_columns = re.findall(r"`([^`]+)`", of_all.partition("Exact or close in all columns:")[2].partition("\n")[0])
+    assert set(types) == {*in_all_columns, *re.findall(r"^\| `([^`]+)` \| exact \|", of_all, re.MULTILINE)}
+    assert set(tools) <= TOOL_PARSERS.keys() and set(reasoning) <= REASONING.keys()

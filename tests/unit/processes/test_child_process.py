@@ -119,7 +119,7 @@ def test_a_process_that_went_on_between_two_looks_is_not_stopped_for_long(
 
 
 def test_only_some_processes_get_secrets(started: list[Started], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*envs.API_KEY_VARIABLES, "INFLIGHT_CLUSTER_TOKEN", *PLACEMENT):
+    for name in (*envs.API_KEY_VARIABLES, envs.ADMIN_KEY_VARIABLE, "INFLIGHT_CLUSTER_TOKEN", *PLACEMENT):
         monkeypatch.setenv(name, "secret")
     child()
     child(keeps_secrets=True, variables={"SOME_VARIABLE": "1"})

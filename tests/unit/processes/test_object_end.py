@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
-from inflight.processes.object_end import call_in_forks, close_with
+from inflight.processes.object_end import call_in_forks, close_with, run_to_end, weakly
 
 
 class Owner:
@@ -78,6 +80,67 @@ def test_a_forked_process_has_a_copy_and_closes_nothing() -> None:
             os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
     assert not owner.is_copy
+
+
+@pytest.fixture
+def interrupts_are_raised() -> Iterator[None]:
+    """A shell that starts the tests in the background lets them ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts_are_raised")
+def test_an_interrupt_ends_the_wait_and_not_the_close() -> None:
+    begun, may_end, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def close() -> None:
+        begun.set()
+        may_end.wait(60)
+        closed.set()
+
+    def interrupt() -> None:
+        begun.wait(60)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_to_end(close)
+    assert not closed.is_set()
+    may_end.set()
+    assert closed.wait(60)
+
+
+@pytest.mark.parametrize("has_threads", [True, False])
+def test_an_error_of_close_is_raised(has_threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def close() -> None:
+        raise KeyError("why")
+
+    if not has_threads:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(KeyError, match="why"):
+        run_to_end(close)
+
+
+def test_a_weak_call_keeps_nothing() -> None:
+    class Counted:
+        def __init__(self, found: list[int]) -> None:
+            self.found = found
+
+        def note(self, number: int) -> None:
+            self.found.append(number)
+
+    found: list[int] = []
+    counted = Counted(found)
+    call = weakly(counted.note)
+    call(1)
+    call(number=2)
+    del counted
+    call(3)
+    assert found == [1, 2]
 
 
 def test_nothing_is_called_when_the_system_has_no_thread_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ def test_only_recoveries_of_the_last_hour_count(monkeypatch: pytest.MonkeyPatch)
     limits = RecoveryLimits(FaultToleranceConfig(max_recoveries=2))
     for _ in range(2):
         assert limits.problem() == ""
-        limits.note()
+        limits.record()
     assert "2 recoveries within one hour" in limits.problem()
     clock.now = 3601.0
     assert limits.problem() == ""
@@ -32,10 +32,10 @@ def test_only_the_oldest_recovery_is_forgotten(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(recovery_limits, "time", clock)
     limits = RecoveryLimits(FaultToleranceConfig(max_recoveries=2))
     for clock.now in (0.0, 3000.0):
-        limits.note()
+        limits.record()
     clock.now = 3700.0
     assert limits.problem() == ""
-    limits.note()
+    limits.record()
     assert limits.problem()
     clock.now = 6700.0
     assert limits.problem() == ""

@@ -52,7 +52,7 @@ class Link:
         self.stream = io_thread.run(lambda: self._begin(options))
 
     def _begin(self, options: dict[str, Any]) -> IoStream:
-        stream = IoStream(self.io_thread, self.ours, **options)
+        stream = IoStream(self.io_thread.loop, self.ours, **options)
         stream.on_message, stream.on_end = lambda message: self.on_message(message), self.ends.put
         return stream
 
@@ -261,7 +261,7 @@ def test_a_stream_can_be_closed_after_the_io_thread() -> None:
     io_thread = IoThread("test-io")
     io_thread.start()
     ours, theirs = socket.socketpair()
-    stream = io_thread.run(lambda: IoStream(io_thread, ours))
+    stream = io_thread.run(lambda: IoStream(io_thread.loop, ours))
     io_thread.stop()
     stream.close()
     with theirs:
@@ -330,7 +330,7 @@ def test_a_message_that_cannot_be_taken_in_ends_its_stream(link: Link, caplog: p
 
 def test_an_abort_resets_the_link(io_thread: IoThread) -> None:
     ours, theirs = tcp_pair()
-    stream = io_thread.run(lambda: IoStream(io_thread, ours))
+    stream = io_thread.run(lambda: IoStream(io_thread.loop, ours))
     io_thread.run(stream.abort)
     with theirs, pytest.raises(ConnectionResetError):
         theirs.recv(1)

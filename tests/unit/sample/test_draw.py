@@ -9,10 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.sample.draw import draw_by_bounds, draw_random
-from inflight.sample.noise import log_exponential, noise_words, token_hashes
-from inflight.sample.reductions import argmax_rows
-from inflight.sample.seeds import draw_keys
+from inflight.sample.draw import argmax_rows
 from inflight.sampling_params import SamplingParams
 from tests.unit.sample.batch import GREEDY, Row, sample, tokens_of
 
@@ -155,26 +152,6 @@ def test_a_tiny_change_of_logits_rarely_changes_a_token() -> None:
     before = tokens_of(logits, rows)
     after = tokens_of(logits + torch.randn(500, 2000, generator=torch.Generator().manual_seed(5)) * 1e-5, rows)
     assert sum(a != b for a, b in zip(before, after, strict=True)) <= 1
-
-
-@pytest.mark.parametrize("vocab_size", [3, 100, 4096, 30_000])
-@pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 4.0, 50.0, 1e4, 1e22])
-def test_bounds_find_the_winner(vocab_size: int, scale: float) -> None:
-    """The fast way of the CPU against all scores."""
-    num_rows = max(60, min(20_000, 1_000_000 // vocab_size))
-    logits = logits_of(num_rows, vocab_size) * scale
-    logits[5] = -torch.inf
-    logits[6, 1:] = -torch.inf
-    logits[7, 2] = torch.nan
-    logits[8, 1] = torch.inf
-    logits[9, ::2] = -torch.inf
-    keys = torch.from_numpy(draw_keys(np.arange(num_rows, dtype=np.uint64), np.arange(num_rows)))
-    hashes = token_hashes(vocab_size, torch.device("cpu"))
-    tokens, scores = draw_by_bounds(logits, keys, hashes)
-    expected = logits - log_exponential(noise_words(hashes, keys))
-    assert tokens.tolist() == expected.numpy().argmax(axis=1).tolist()
-    torch.testing.assert_close(scores, expected.gather(1, tokens[:, None])[:, 0], rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(draw_random(logits, keys, hashes)[0], tokens)
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-9, 1e-5])

@@ -12,7 +12,7 @@ from inflight.engine.process.outbox import merge_outputs
 from inflight.interface.request import EngineCoreRequest, FinishReason, LogprobsColumns, ResolvedSampling
 from inflight.interface.statistics import StepCounts
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
-from inflight.kv_cache.manager import RequestBlocks
+from inflight.kv_cache.request_blocks import RequestBlocks
 from inflight.sampling_params import SamplingParams
 from inflight.scheduler.added_tokens import (
     MAX_FORCED_TOKENS,

@@ -16,10 +16,10 @@ from inflight.sampling_params import SamplingParams
 from inflight.scheduler.gates import Gates
 from inflight.scheduler.no_transfers import NoTransfers
 from inflight.scheduler.prompt_sharing import PromptSharing
+from inflight.scheduler.quarantine import Quarantine
 from inflight.scheduler.request import Request, RequestStatus
 from inflight.scheduler.request_queue import RequestQueue
 from inflight.scheduler.step_time.limits import StepLimits
-from inflight.scheduler.suspects import Suspects
 
 SIZE = 4
 LONG = 20
@@ -50,7 +50,7 @@ class Waiting:
         self.kv_cache = KVCacheManager(cache, fingerprint="m", enable_prefix_caching=True)
         self.requests: dict[str, Request] = {}
         self.queue, self.in_flight = RequestQueue("fcfs"), list[Any]()
-        self.suspects = Suspects(self.in_flight)
+        self.quarantine = Quarantine(self.in_flight)
         config = SchedulerConfig(
             max_num_seqs=4,
             max_num_batched_tokens=64,
@@ -61,8 +61,8 @@ class Waiting:
             long_prefill_token_threshold=LONG,
         )
         limits, sharing = StepLimits(config, SIZE, None), PromptSharing(self.requests, self.kv_cache)
-        self.gates = Gates(self.queue, sharing, self.suspects, limits)
-        self.gates.transfers = self.transfers = SomeTransfers()
+        self.transfers = SomeTransfers()
+        self.gates = Gates(self.queue, sharing, self.quarantine, limits, self.transfers)
 
     def add(
         self, name: str, num_tokens: int = 6, *, leader: str | None = None, is_long: bool = False, **core: Any
@@ -76,7 +76,7 @@ class Waiting:
         )
         request.is_long = is_long
         self.requests[name] = request
-        self.suspects.add(request)
+        self.quarantine.add(request)
         self.queue.push(request)
         return request
 
@@ -176,32 +176,32 @@ def test_a_follower_whose_leader_has_ended_is_asked_for(waiting: Waiting) -> Non
     assert waiting.transfers.asked == [("c0", 8), ("c1", 8)]
 
 
-def test_only_the_suspect_may_run(waiting: Waiting) -> None:
+def test_only_the_quarantined_request_may_run(waiting: Waiting) -> None:
     """It runs without transfers, because one of them may be the cause."""
     waiting.transfers.wanted = {"a", "b"}
     waiting.add("a")
-    suspect = waiting.add("b", num_losses=MAX_FAULTS)
-    assert waiting.suspects.alone is suspect
+    quarantined = waiting.add("b", num_losses=MAX_FAULTS)
+    assert waiting.quarantine.alone is quarantined
     waiting.in_flight.append(("a plan", [waiting.requests["a"]]))
     assert waiting.next() is None
     waiting.in_flight.clear()
-    suspect.num_in_flight = 1
+    quarantined.num_in_flight = 1
     assert waiting.next() is None
-    suspect.num_in_flight = 0
+    quarantined.num_in_flight = 0
     assert waiting.next() == "b"
-    suspect.status = RequestStatus.RUNNING
+    quarantined.status = RequestStatus.RUNNING
     assert waiting.next() is None
     assert waiting.transfers.asked == []
 
 
-def test_a_suspect_that_is_held_does_not_run(waiting: Waiting) -> None:
+def test_a_quarantined_request_that_is_held_does_not_run(waiting: Waiting) -> None:
     waiting.transfers.wanted = {"a"}
     request = waiting.add("a")
     assert waiting.next() is None
     other = Waiting().add("b")
     for _ in range(MAX_FAULTS):
-        waiting.suspects.note_failed_step([request, other])
-    assert waiting.suspects.alone is request
+        waiting.quarantine.record_failed_step([request, other])
+    assert waiting.quarantine.alone is request
     assert waiting.next() is None
     waiting.gates.note_brought(request)
     assert waiting.next() == "a"
@@ -241,10 +241,34 @@ def test_nothing_to_do_is_a_defect_unless_something_is_awaited(waiting: Waiting)
     waiting.in_flight.append(("a plan", []))
     waiting.check()
     waiting.in_flight.clear()
-    waiting.transfers._num_running = 1
+    waiting.transfers.is_running = True
     waiting.check()
-    waiting.transfers._num_running = 0
+    waiting.transfers.is_running = False
     assert waiting.next() is None  # it is held
     with pytest.raises(EngineError):
         waiting.check()
     waiting.check(is_compiling=True)
+
+
+def test_a_gate_that_was_added_is_asked_last_and_holds_until_its_event(waiting: Waiting) -> None:
+    """While all are held by it, nothing to do is no defect: its event will come."""
+    asked: list[str] = []
+    closed = {"a", "c"}
+
+    def may_start(request: Request) -> str | None:
+        asked.append(request.request_id)
+        return "opened" if request.request_id in closed else None
+
+    waiting.gates.gates.append(may_start)
+    waiting.transfers.wanted = {"b"}
+    a = waiting.add("a")
+    waiting.add("b")
+    waiting.add("c")
+    assert waiting.gates.next_request(may_start_long=True) is None
+    assert asked == ["a", "c"], "b waits for its blocks"
+    waiting.gates.check_progress(waiting.requests, [], is_compiling=False)
+    closed.clear()
+    waiting.gates.release("opened")
+    assert waiting.gates.next_request(may_start_long=True) is a
+    with pytest.raises(EngineError):
+        waiting.gates.check_progress(waiting.requests, [], is_compiling=False)

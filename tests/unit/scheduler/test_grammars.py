@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from inflight.interface.request import EngineCoreRequest, ResolvedSampling
-from inflight.kv_cache.manager import RequestBlocks
+from inflight.kv_cache.request_blocks import RequestBlocks
 from inflight.sampling_params import SamplingParams
 from inflight.scheduler.grammars import RequestGrammars
 from inflight.scheduler.request import Request
 from inflight.structured_output.manager import StructuredOutputManager
+from inflight.structured_output.pace import GrammarPace
 from inflight.structured_outputs_params import StructuredOutputsParams
 
 
@@ -22,6 +23,7 @@ class Manager:
     """A future for each regular expression. Those that fail say so."""
 
     def __init__(self) -> None:
+        self.pace = GrammarPace()
         self.futures: dict[str, Future[str]] = {}
         self.of_request: dict[str, Future[str]] = {}
 

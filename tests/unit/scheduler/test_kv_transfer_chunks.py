@@ -92,7 +92,7 @@ def test_two_prompts_that_part_in_a_chunk_have_a_chunk_each() -> None:
     end(bench, first)
     end(bench, second)
     assert saved(bench) == []
-    assert len(bench.transfers._slab.cached_keys()) == 6  # the two that they share are there once
+    assert len(bench.transfers.slab.cached_keys()) == 6  # the two that they share are there once
     bench.check_idle()
 
 
@@ -139,7 +139,7 @@ def test_a_fetch_reads_whole_chunks_and_names_them() -> None:
     assert bench.begin(request)
     asked = []
     while bench.pending("fetch"):
-        keys, _, _, chunks = bench.pending("fetch")[0]
+        keys, _, chunks = bench.pending("fetch")[0]
         asked += [(key, *chunk) for key, chunk in zip(keys, chunks, strict=True)]
         assert len(keys) % 4 == 0 or len(asked) == 11
         bench.tiers.update(keys)
@@ -158,7 +158,7 @@ def test_a_prompt_that_ends_with_a_chunk_finds_it() -> None:
     assert bench.begin(request)
     places = []
     while bench.pending("fetch"):
-        places += [place for chunk, place in bench.pending("fetch")[0][3] if chunk]
+        places += [place for chunk, place in bench.pending("fetch")[0][2] if chunk]
         bench.tiers.update(bench.pending("fetch")[0][0])
         assert all(bench.end_fetch())
     assert places == [0, 1, 2, 3, 0, 1, 2]
@@ -177,7 +177,7 @@ def test_only_the_blocks_that_are_missing_are_asked_for() -> None:
     saved(bench)
     request = bench.request(tokens(775))
     assert bench.begin(request)
-    ((_, _, _, chunks),) = bench.pending("fetch")
+    ((_, _, chunks),) = bench.pending("fetch")
     assert [place for _, place in chunks] == [4, 5, 6, 7] and len({chunk for chunk, _ in chunks}) == 1
     bench.end_fetch()
     assert bench.brought == [request.request_id]

@@ -172,7 +172,7 @@ def test_blocks_that_are_loaded_are_not_evicted_meanwhile() -> None:
     ((slots, blocks),) = bench.pending("load")
     rest = bench.pool.allocate(bench.pool.num_free_blocks)
     assert not {*rest} & {*blocks, *bench.transfers.held_blocks.elements()} and len(rest) == 10
-    assert bench.transfers._slab.count_free(slots) == 0
+    assert bench.transfers.slab.count_free(slots) == 0
     bench.pool.free(rest)
     bench.end("load", True)
     bench.check_idle()
@@ -356,17 +356,140 @@ def test_of_a_window_only_its_last_blocks_are_loaded() -> None:
     bench.check_idle()
 
 
-@pytest.mark.parametrize(("group", "is_whole"), [(0, True), (1, False)])
-def test_a_missing_block_of_a_window_does_not_end_a_fetch(group: int, is_whole: bool) -> None:
+def load_all(bench: Bench) -> int:
+    """End all calls. Returns how many blocks were loaded."""
+    num_loaded = 0
+    while bench.pending("fetch") or bench.pending("load"):
+        if bench.pending("fetch"):
+            bench.end_fetch()
+        else:
+            num_loaded += len(bench.pending("load")[0][1])
+            bench.end("load", True)
+    return num_loaded
+
+
+SHAPE = {"block_size": 4, "num_kv_heads": 1, "head_dim": 1, "dtype": "float32", "itemsize": 4}
+WINDOWED = [KVCacheSpec(**SHAPE), KVCacheSpec(**SHAPE, sliding_window=9), KVCacheSpec(**SHAPE, sliding_window=9)]
+ONLY_WINDOWS = [KVCacheSpec(**SHAPE, sliding_window=9)]
+RECURRENT = [KVCacheSpec(**SHAPE), KVCacheSpec.of_state(4, 32)]
+
+
+def make_and_save(specs: list[KVCacheSpec], num_blocks: int) -> tuple[Bench, list[list[bytes]]]:
+    """The tiers have a prompt of so many blocks. Also returns their keys by number of the block."""
+    bench = Bench(specs=specs, num_blocks=2000, num_slots=2000, tiers=(TIER,))
+    prompt = tokens(4 * num_blocks + 1)
+    keys = with_tiers(bench, prompt)
+    request = bench.request(prompt)
+    bench.kv_cache.name_blocks(request.blocks, prompt)
+    return bench, [[key for key in keys if key.startswith(name)] for name in request.blocks.hashes]
+
+
+@pytest.mark.parametrize("in_slab", [False, True])
+@pytest.mark.parametrize(
+    ("specs", "lost", "group", "hit"),
+    [
+        # a window takes 2 blocks, so the last 2 before each multiple of 16 are kept
+        (WINDOWED, 40, 0, 32),
+        (WINDOWED, 32, 0, 32),
+        (WINDOWED, 31, 0, 16),
+        (WINDOWED, 9, 0, 0),
+        (WINDOWED, 48, 0, 48),
+        (WINDOWED, 50, 1, 48),
+        (WINDOWED, 49, 2, 48),
+        (WINDOWED, 47, 2, 51),
+        (ONLY_WINDOWS, 50, 0, 48),
+        # there is a state after 128 blocks
+        (RECURRENT, 150, 0, 128),
+        (RECURRENT, 128, 0, 128),
+        (RECURRENT, 127, 0, 0),
+        (RECURRENT, 160, 1, 128),
+    ],
+)
+def test_what_a_lost_block_costs(specs: list[KVCacheSpec], lost: int, group: int, hit: int, in_slab: bool) -> None:
+    """Of a prompt of 51 or 161 blocks. Before, windows lost the whole prompt."""
+    bench, keys = make_and_save(specs, 161 if specs is RECURRENT else 51)
+    (key,) = [key for key in keys[lost] if key[-2] == group]
+    prompt = tokens(4 * len(keys) + 1)
+    if in_slab:
+        bench.begin(bench.request(prompt))
+        load_all(bench)
+        bench.forget_arena()
+        slot = bench.transfers.slab.lookup((key[:-2], group))
+        if slot is not None:  # it is there only if the request needed it
+            bench.transfers.slab._forget(slot)
+            bench.transfers.slab._cached.pop(slot)
+            bench.transfers.slab._empty.append(slot)
+    bench.tiers -= {key}
+    request = bench.request(prompt)
+    bench.begin(request)
+    load_all(bench)
+    assert [len(table) for table in bench.kv_cache.get_computed_blocks(request.blocks, prompt)] == [hit] * len(specs)
+    bench.check_idle()
+
+
+@pytest.mark.parametrize("in_tiers", [True, False])
+@pytest.mark.parametrize(
+    ("specs", "most", "hit"),
+    [
+        *[(WINDOWED, 204, 51), (WINDOWED, 203, 48), (WINDOWED, 160, 32), (WINDOWED, 128, 32), (WINDOWED, 63, 0)],
+        *[(ONLY_WINDOWS, 160, 32), (RECURRENT, 600, 128), (RECURRENT, 511, 0)],
+    ],
+)
+def test_a_limit_of_loaded_tokens_holds(specs: list[KVCacheSpec], most: int, hit: int, in_tiers: bool) -> None:
+    """And within it, what windows and states need is loaded. Before, only without a limit."""
+    bench, keys = make_and_save(specs, 161 if specs is RECURRENT else 51)
+    prompt = tokens(4 * len(keys) + 1)
+    if not in_tiers:
+        bench.save(prompt)
+        bench.forget_arena()
+    request = bench.request(prompt, max_load_tokens=most)
+    bench.begin(request)
+    load_all(bench)
+    assert [len(table) for table in bench.kv_cache.get_computed_blocks(request.blocks, prompt)] == [hit] * len(specs)
+    bench.check_idle()
+
+
+def test_the_end_of_an_earlier_prompt_is_found_within_a_limit() -> None:
+    """A tier has the first 21 blocks of a prompt of 51, and the windows before its end."""
+    bench, _ = make_and_save(WINDOWED, 21)
+    request = bench.request(tokens(205), max_load_tokens=4 * 21)
+    bench.begin(request)
+    assert load_all(bench) == 21 + 2 * 2
+    bench.check_idle()
+
+
+def test_of_windows_only_what_is_needed_is_fetched() -> None:
+    bench, keys = make_and_save(WINDOWED, 51)
+    assert sum(map(len, keys)) == 51 + 2 * 2 * 4, "before each multiple of 16, and before the end"
+    bench.begin(bench.request(tokens(205)))
+    fetched = set[bytes]()
+    while bench.pending("fetch"):
+        fetched.update(bench.pending("fetch")[0][0])
+        bench.end_fetch()
+    assert len(fetched) == 51 + 2 * 2
+    assert load_all(bench) == 51 + 2 * 2
+    bench.check_idle()
+
+
+def test_the_window_at_the_end_of_an_answer_is_fetched() -> None:
+    """A tier has 6 blocks of a session. The new prompt has 9 full blocks."""
     bench = Bench(windows=(None, 5), num_blocks=100, num_slots=100, tiers=(TIER,))
-    keys = with_tiers(bench, tokens(41))
-    bench.tiers -= {keys[2 * 4 + group]}  # of block 4
-    request = bench.request(tokens(41))
-    assert bench.begin(request)
+    session = bench.compute(tokens(24), num_prompt_tokens=5)
+    assert bench.kv_cache.name_last_state(session.blocks)
+    bench.transfers.note_release(session, has_last_state=True)
+    while bench.pending("save"):
+        bench.tiers.update(key for together in bench.pending("save")[0][3] for key in together)
+        bench.end("save", True)
+        bench.end("stored", (True, {}))
+        bench.transfers.end_step(1, 1, 0.0)
+    bench.kv_cache.free(session.blocks)
+    assert len(bench.tiers) == 6 + 2, "of the window, the block at the end of the prompt, and the last one"
+    bench.forget_arena()
+    bench.transfers.reset(with_slab=True)
+    assert bench.begin(bench.request(tokens(37)))
     while bench.pending("fetch"):
         bench.end_fetch()
-    ((_, blocks),) = bench.pending("load")
-    assert len(blocks) == (4 if is_whole else 10) + 1
+    assert [len(blocks) for _, blocks in bench.pending("load")] == [6 + 1]
     bench.end("load", True)
     bench.check_idle()
 

@@ -32,7 +32,7 @@ def test_a_save_that_failed_on_one_rank_names_no_slot() -> None:
     bench = Bench()
     bench.kv_cache.free(bench.compute(tokens(17)).blocks)
     bench.end("save", True, False)
-    assert bench.transfers._slab.cached_keys() == []
+    assert bench.transfers.slab.cached_keys() == []
     counts = bench.counts()
     assert (counts.num_failed, counts.num_saved_blocks) == (1, 0)
     bench.check_idle()
@@ -45,7 +45,7 @@ def test_slots_are_held_until_they_are_stored() -> None:
     assert len({key for (key,) in keys}) == 4
     bench.end("save", True)
     assert bench.pending("stored") == [(number,)]
-    assert bench.transfers._slab.count_free(slots) == 0 and not +bench.transfers.held_blocks
+    assert bench.transfers.slab.count_free(slots) == 0 and not +bench.transfers.held_blocks
     bench.end("stored", (True, {"fs": {"stored": 3.0}}), (False, {"fs": {"stored": 4.0}}))
     counts = bench.counts()
     assert (counts.num_skipped_saves, counts.tiers) == (4, {"fs": {"stored": 7.0}})
@@ -156,7 +156,7 @@ def test_a_request_that_comes_back_after_a_preemption_is_no_new_use() -> None:
         request.num_cached_tokens = num_cached_tokens
         assert bench.begin(request)
         bench.end("load", True)
-        slab = bench.transfers._slab
+        slab = bench.transfers.slab
         assert isinstance(slab, ArcPool)
         assert [len(each) for each in slab._arc.lists] == [2 - num_again, num_again]
     bench.check_idle()
@@ -228,7 +228,7 @@ def test_a_reset_while_blocks_are_saved(with_slab: bool) -> None:
     bench.forget_arena()
     bench.transfers.reset(with_slab=with_slab)
     bench.end("save", True)
-    assert bench.transfers._slab.cached_keys() == []
+    assert bench.transfers.slab.cached_keys() == []
     assert not bench.begin(bench.request(tokens(17)))
     bench.check_idle()
 
@@ -270,7 +270,7 @@ def test_a_reset_while_blocks_are_fetched() -> None:
     bench.transfers.reset(with_slab=True)
     bench.end_fetch()
     assert bench.brought == [request.request_id]
-    assert bench.transfers._slab.cached_keys() == []
+    assert bench.transfers.slab.cached_keys() == []
     bench.check_idle()
 
 
@@ -310,4 +310,4 @@ def test_a_new_epoch_ends_what_is_under_way(action: str) -> None:
 
 def test_the_slab_evicts_by_the_configured_policy() -> None:
     for uses_arc in (False, True):
-        assert isinstance(Bench(uses_arc=uses_arc).transfers._slab, ArcPool) is uses_arc
+        assert isinstance(Bench(uses_arc=uses_arc).transfers.slab, ArcPool) is uses_arc

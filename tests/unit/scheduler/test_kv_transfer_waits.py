@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inflight.scheduler import kv_transfers
+from inflight.scheduler.kv_fetches import SMOOTHING
 from tests.unit.scheduler.transfer_bench import TIER, Bench, Clock, clock, tokens, with_tiers
 
 __all__ = ["clock"]
@@ -20,7 +21,7 @@ def test_a_request_waits_no_longer_than_computing_takes(
     """`compute` and `fetch`: seconds for all 8 blocks; 0: not measured."""
     bench = Bench(tiers=(TIER,))
     with_tiers(bench, tokens(33))
-    bench.transfers._token_seconds, bench.transfers._block_seconds = compute / 32, fetch / 8
+    bench.transfers._token_seconds, bench.transfers._fetches.block_seconds = compute / 32, fetch / 8
     request = bench.request(tokens(33))
     assert bench.begin(request)
     clock.now += wait - 0.001
@@ -37,7 +38,7 @@ def test_the_slab_is_waited_for_even_if_the_tiers_are_not_worth_it(clock: Clock)
     with_tiers(bench, tokens(17))
     bench.save(tokens(9))
     bench.forget_arena()
-    bench.transfers._token_seconds, bench.transfers._block_seconds = 0.1, 0.1
+    bench.transfers._token_seconds, bench.transfers._fetches.block_seconds = 0.1, 0.1
     request = bench.request(tokens(17))
     assert bench.begin(request)
     clock.now += kv_transfers.UNKNOWN_WAIT_SECONDS - 0.01
@@ -57,7 +58,7 @@ def test_the_slab_is_waited_for_even_if_the_tiers_are_not_worth_it(clock: Clock)
 def test_a_slow_tier_is_left_out_and_tried_again_while_the_request_computes(clock: Clock) -> None:
     bench = Bench(tiers=(TIER,))
     with_tiers(bench, tokens(9))
-    bench.transfers._token_seconds, bench.transfers._block_seconds = 0.01, 1.0
+    bench.transfers._token_seconds, bench.transfers._fetches.block_seconds = 0.01, 1.0
 
     def is_fetched() -> bool:
         request = bench.request(tokens(9))
@@ -80,13 +81,13 @@ def test_a_slow_tier_is_left_out_and_tried_again_while_the_request_computes(cloc
 def test_a_tier_that_has_become_fast_is_used_again(clock: Clock) -> None:
     bench = Bench(tiers=(TIER,))
     with_tiers(bench, tokens(9))
-    bench.transfers._token_seconds, bench.transfers._block_seconds = 0.01, 0.1
+    bench.transfers._token_seconds, bench.transfers._fetches.block_seconds = 0.01, 0.1
     for _ in range(3):  # tries in which the tier takes no time
         assert not bench.begin(bench.request(tokens(9)))
         bench.end_fetch()
         bench.transfers.reset(with_slab=True)
         clock.now += kv_transfers.PROBE_SECONDS
-    assert bench.transfers._block_seconds < 0.04
+    assert bench.transfers._fetches.block_seconds < 0.04
     clock.now -= kv_transfers.PROBE_SECONDS  # no try is due
     assert bench.begin(bench.request(tokens(9)))
     bench.end_fetch()
@@ -106,7 +107,7 @@ def test_how_fast_a_tier_is_depends_on_the_blocks_that_were_fetched(clock: Clock
             bench.kv_cache.free(bench.compute(tokens(13)).blocks)
         clock.now += 0.1 * sizes[-1] if sizes[-1] > 1 else 100.0
         bench.end_fetch()
-    assert sizes == [2, 3, 8, 1] and bench.transfers._block_seconds == pytest.approx(0.1)
+    assert sizes == [2, 3, 8, 1] and bench.transfers._fetches.block_seconds == pytest.approx(0.1)
 
 
 def test_after_a_reset_a_fetch_ends(clock: Clock) -> None:
@@ -141,7 +142,11 @@ def test_a_copy_ends_when_the_ranks_have_ended_it(action: str, clock: Clock) -> 
     clock.now += 60.0
     bench.transfers.settle()
     counts = bench.counts()
-    seconds = {"save": counts.save_seconds, "load": counts.load_seconds, "fetch": 2 * bench.transfers._block_seconds}
+    seconds = {
+        "save": counts.save_seconds,
+        "load": counts.load_seconds,
+        "fetch": 2 * bench.transfers._fetches.block_seconds,
+    }
     assert seconds[action] == pytest.approx(0.5)
 
 
@@ -153,4 +158,4 @@ def test_only_steps_of_prompts_tell_how_fast_tokens_are_computed() -> None:
     transfers.end_step(800, 8, 0.8)
     assert transfers._token_seconds == pytest.approx(0.001)
     transfers.end_step(800, 8, 1.6)
-    assert transfers._token_seconds == pytest.approx(0.001 + kv_transfers.SMOOTHING * 0.001)
+    assert transfers._token_seconds == pytest.approx(0.001 + SMOOTHING * 0.001)

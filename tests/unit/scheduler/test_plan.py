@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from inflight.interface.prompt_logprobs import PromptLogprobsPart
 from inflight.interface.step import SchedulerOutput
-from inflight.scheduler.plan import PlannedRow, make_plan, note_planned
+from inflight.scheduler.plan import PlannedRow, make_plan, record_planned
 from inflight.scheduler.request import NO_DRAFTS, Request
 from tests.unit.scheduler.test_request import make_request
+
+PARTS = (PromptLogprobsPart(num_logprobs=0, num_done=2),)
 
 
 def running(slot: int, computed: int, planned: int, *, tables: Any = None, **given: Any) -> Request:
@@ -63,14 +66,14 @@ def test_a_row_with_drafts_draws_after_the_last_of_them() -> None:
 
 def test_new_requests_are_sent_whole_and_the_new_blocks_of_others() -> None:
     rows = [
-        PlannedRow(running(0, 0, 5, num_prompt_logprobs_done=2), 5, 2, True),
+        PlannedRow(running(0, 0, 5, parts=PARTS), 5, 2, True),
         PlannedRow(running(1, 4, 5, tables=([10, 11, 12], [20, 21, 22])), 1, 1, False),
         PlannedRow(running(2, 4, 5, tables=([13], [23])), 1, 0, False),
         PlannedRow(running(3, 4, 5, tables=([14, 15, 16], [24, 25, 26])), 1, 2, False),
     ]
     plan = make_plan(0, rows, 2)
     (new,) = plan.new_requests
-    assert (new.request_id, new.slot, new.num_prompt_tokens, new.num_prompt_logprobs_done) == ("a", 0, 3, 2)
+    assert (new.request_id, new.slot, new.num_prompt_tokens, new.parts) == ("a", 0, 3, PARTS)
     assert new.token_ids.tolist() == [1, 2, 3, 8, 9]
     assert [ids.tolist() for ids in new.block_ids] == [[4, 5], [6, 7]]
     assert new.sampling is rows[0].request.sampling
@@ -118,10 +121,10 @@ def test_a_request_after_its_step_was_planned(
     """Only a step that draws a token counts for the stagger, and for how long the request waits for tokens."""
     request = running(0, 3, 5)
     request.num_in_flight, request.draft_token_ids, request.last_token_time = 1, [4], 0.5
-    note_planned([PlannedRow(request, count, 0, False, drafts)], 6, 2.5, 3)
+    record_planned([PlannedRow(request, count, 0, False, drafts)], 6, 2.5, 3)
     assert (request.num_computed_tokens, request.num_planned_tokens) == (computed, planned)
     assert (request.num_in_flight, request.draft_token_ids) == (2, [4])
     assert (request.staggered_until, request.last_token_time) == ((9, 2.5) if draws else (0, 0.5))
     request.has_untold_tokens = True
-    note_planned([PlannedRow(request, 0, 0, False)], 7, 3.5, 3)
+    record_planned([PlannedRow(request, 0, 0, False)], 7, 3.5, 3)
     assert not request.has_untold_tokens and request.draft_token_ids == [], "proposed before the forced tokens"

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from inflight.interface.parts import RequestPart
+from inflight.interface.prompt_logprobs import PromptLogprobsPart
 from inflight.interface.request import EngineCoreRequest, ResolvedSampling
-from inflight.kv_cache.manager import NO_BLOCKS, RequestBlocks
+from inflight.kv_cache.manager import NO_BLOCKS
+from inflight.kv_cache.request_blocks import RequestBlocks
 from inflight.sampling_params import SamplingParams
 from inflight.scheduler.prompt_sharing import PromptSharing
 from inflight.scheduler.request import Request, RequestStatus
@@ -37,9 +40,8 @@ class Bench:
         self.leader.status = status
         self.follower = self.request("follower", num_prompt_tokens, prompt_leader="leader", **core)
 
-    def request(self, name: str, num_prompt_tokens: int, *, prompt_logprobs: int | None = None, **core: Any) -> Request:
-        params = SamplingParams(prompt_logprobs=prompt_logprobs)
-        sampling = ResolvedSampling(params=params, seed=0, max_tokens=9)
+    def request(self, name: str, num_prompt_tokens: int, **core: Any) -> Request:
+        sampling = ResolvedSampling(params=SamplingParams(), seed=0, max_tokens=9)
         given = EngineCoreRequest(request_id=name, sampling=sampling, **core)
         prompt = np.arange(num_prompt_tokens, dtype=np.int32)
         blocks = RequestBlocks(([],), name.encode())
@@ -56,17 +58,34 @@ class Bench:
         return ([8] * 2,)
 
 
+class Silent(RequestPart):
+    """It asks for no token."""
+
+    kind = "silent"
+
+
+def parts(*num_done: int) -> tuple[RequestPart, ...]:
+    return tuple(PromptLogprobsPart(num_logprobs=0, num_done=each) for each in num_done)
+
+
 @pytest.mark.parametrize(
-    ("prompt_logprobs", "done", "emitted", "last"),
-    [(None, 0, (), 8), (None, 0, (5, 6), 10), (0, 0, (), -1), (0, 3, (), 2), (2, 9, (5, 6), 8)],
+    ("given", "emitted", "last"),
+    [
+        ((), (), 8),
+        ((), (5, 6), 10),
+        (parts(0), (), -1),
+        (parts(3), (), 2),
+        (parts(9), (5, 6), 8),
+        (parts(9, 4), (5, 6), 3),
+        ((Silent(), *parts(4), Silent()), (), 3),
+        ((Silent(),), (), 8),
+    ],
 )
 def test_the_first_token_that_a_request_computes_itself(
-    prompt_logprobs: int | None, done: int, emitted: tuple[int, ...], last: int
+    given: tuple[RequestPart, ...], emitted: tuple[int, ...], last: int
 ) -> None:
-    """The last one, or the first one of the prompt whose log-probabilities are not there yet."""
-    bench = Bench(
-        prompt_logprobs=prompt_logprobs, num_prompt_logprobs_done=done, emitted_token_ids=emitted, shares=False
-    )
+    """The last one, or the first one that a part of the request asks for."""
+    bench = Bench(parts=given, emitted_token_ids=emitted, shares=False)
     assert bench.sharing.last_reusable(bench.follower) == last
     bench.sharing.computed_blocks(bench.follower)
     assert bench.asked[-1] == ("find", last + 1)
@@ -101,7 +120,7 @@ def test_only_a_follower_that_has_never_run_has_a_leader_that_has_not_ended() ->
         ({}, [7, 7], [("share", 2)]),
         ({"num_prompt_tokens": 8}, [7], [("share", 1)]),  # the last token is its own
         ({"num_prompt_tokens": 8, "emitted_token_ids": (1, 2)}, [7], [("share", 1)]),
-        ({"prompt_logprobs": 0, "num_prompt_logprobs_done": 6}, [7], [("share", 1)]),
+        ({"parts": parts(6)}, [7], [("share", 1)]),
         ({"status": RequestStatus.PREEMPTED}, [8, 8], [("find", 9)]),
         ({"shares": False}, [8, 8], [("share", 2), ("find", 9)]),
     ],

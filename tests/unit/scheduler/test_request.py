@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from inflight.interface.prompt_logprobs import PromptLogprobsPart
 from inflight.interface.request import AnswerFrame, EngineCoreRequest, ResolvedSampling
-from inflight.kv_cache.manager import RequestBlocks
+from inflight.kv_cache.request_blocks import RequestBlocks
 from inflight.sampling_params import SamplingParams
 from inflight.scheduler.request import NO_DRAFTS, NO_SLOT, Request, RequestStatus
 from inflight.structured_outputs_params import StructuredOutputsParams
+
+PARTS = (PromptLogprobsPart(num_logprobs=0, num_done=2),)
 
 
 def make_request(
@@ -25,11 +28,11 @@ def make_request(
 
 
 def test_a_new_request() -> None:
-    request = make_request(num_losses=1, num_prompt_logprobs_done=2)
+    request = make_request(num_losses=1, parts=PARTS)
     assert (request.status, request.slot, request.order) == (RequestStatus.WAITING, NO_SLOT, 2)
     assert (request.num_prompt_tokens, request.num_tokens, request.num_planned_tokens) == (3, 3, 3)
     assert (request.num_computed_tokens, request.num_output_tokens, request.num_cached_tokens) == (0, 0, -1)
-    assert (request.num_faults, request.num_tokens_at_fault, request.num_prompt_logprobs_done) == (1, 3, 2)
+    assert (request.num_faults, request.num_tokens_at_fault, request.parts) == (1, 3, PARTS)
     assert not (request.has_begun or request.has_grammar or request.is_decoding or request.has_planned_prompt)
     assert make_request(regex="a").has_grammar
 

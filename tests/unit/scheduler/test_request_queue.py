@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from inflight.interface.request import EngineCoreRequest, ResolvedSampling
-from inflight.kv_cache.manager import RequestBlocks
+from inflight.kv_cache.request_blocks import RequestBlocks
 from inflight.sampling_params import SamplingParams
 from inflight.scheduler.request import Request, RequestStatus
 from inflight.scheduler.request_queue import RequestQueue

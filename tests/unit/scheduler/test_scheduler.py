@@ -14,7 +14,7 @@ import pytest
 from inflight.errors import EngineError, StepError
 from inflight.interface.request import MAX_FAULTS, FinishReason
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
-from inflight.kv_cache.manager import RequestBlocks
+from inflight.kv_cache.request_blocks import RequestBlocks
 from inflight.scheduler.request import NO_SLOT, Request
 from inflight.structured_output import grammar_cache
 from inflight.structured_output.backend import CompiledGrammar
@@ -233,7 +233,9 @@ def test_a_row_from_which_nothing_can_be_drawn_fails_alone(depth: int, monkeypat
     assert engine.finished["b"] is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize("num_losses", [0, MAX_FAULTS])  # the grammar of a suspect is compiled when it may run
+@pytest.mark.parametrize(
+    "num_losses", [0, MAX_FAULTS]
+)  # the grammar of a quarantined request is compiled when it may run
 def test_a_request_whose_grammar_finds_no_place_in_the_queue_ends(
     num_losses: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,19 +248,19 @@ def test_a_request_whose_grammar_finds_no_place_in_the_queue_ends(
     assert (refused.finish_reason, refused.error_kind) == (FinishReason.ERROR, "overload")
     assert "too many grammars wait" in refused.error
     engine.run()
-    assert engine.finished["b"] is FinishReason.LENGTH and engine.scheduler.suspects.alone is None
+    assert engine.finished["b"] is FinishReason.LENGTH and engine.scheduler.quarantine.alone is None
 
 
 def test_the_grammar_of_an_aborted_request_is_deferred_no_longer() -> None:
     engine = MockEngine()
-    engine.add("suspect", [1] * 10, 5, num_losses=MAX_FAULTS)
+    engine.add("quarantined", [1] * 10, 5, num_losses=MAX_FAULTS)
     engine.add("a", [2] * 10, 5, grammar="3")
-    suspects = engine.scheduler.suspects
-    assert [request.request_id for request in suspects.deferred] == ["a"]
+    quarantine = engine.scheduler.quarantine
+    assert [request.request_id for request in quarantine.deferred] == ["a"]
     engine.abort("a")
-    assert suspects.deferred == []
+    assert quarantine.deferred == []
     engine.run()
-    assert engine.finished["suspect"] is FinishReason.LENGTH
+    assert engine.finished["quarantined"] is FinishReason.LENGTH
 
 
 def test_a_plan_does_not_look_at_those_that_wait_for_their_grammars(compiling: threading.Event) -> None:

@@ -129,8 +129,8 @@ def test_requests_that_fail_their_steps_end_alone_and_the_others_go_on(depth: in
     assert poison.failed[MAX_FAULTS:] == [("bad",), ("worse",)]  # each alone, once
     assert [engine.finished[name] for name in ("a", "b")] == [FinishReason.LENGTH] * 2
     alone = [plan.request_ids for plan in engine.executor.plans if plan.request_ids in (("a",), ("b",))]
-    assert alone, "the innocent ones were suspects, too, and were cleared one after the other"
-    assert engine.scheduler.suspects.alone is None and engine.scheduler.suspects._suspects == []
+    assert alone, "the innocent ones were in quarantine, too, and were cleared one after the other"
+    assert engine.scheduler.quarantine.alone is None and engine.scheduler.quarantine._requests == []
 
 
 def test_the_siblings_of_a_request_that_fails_its_steps_end_with_it() -> None:
@@ -145,20 +145,20 @@ def test_the_siblings_of_a_request_that_fails_its_steps_end_with_it() -> None:
     assert len(poison.failed) == MAX_FAULTS + 1
 
 
-def test_a_suspect_that_arrives_runs_before_all_others() -> None:
+def test_a_quarantined_request_that_arrives_runs_before_all_others() -> None:
     """It was in flight when engine cores were lost, so it must not share a step with other requests."""
     engine = MockEngine(depth=2)
     engine.add("a", [1] * 9, 12)
     engine.step()
-    engine.add("suspect", [2] * 9, 6, num_losses=MAX_FAULTS)
+    engine.add("quarantined", [2] * 9, 6, num_losses=MAX_FAULTS)
     assert engine.scheduler.num_running == 0
     first = len(engine.executor.plans)
-    while len(engine.outputs["suspect"]) < 2:  # the second token shows that a decode works
+    while len(engine.outputs["quarantined"]) < 2:  # the second token shows that a decode works
         engine.step()
     plans = engine.executor.plans[first:]
-    assert [plan.request_ids for plan in plans[:2]] == [("suspect",), ("suspect",)]
+    assert [plan.request_ids for plan in plans[:2]] == [("quarantined",), ("quarantined",)]
     engine.run()
-    assert ("a", "suspect") in [plan.request_ids for plan in engine.executor.plans]
+    assert ("a", "quarantined") in [plan.request_ids for plan in engine.executor.plans]
 
 
 @pytest.mark.parametrize("is_first", [True, False])

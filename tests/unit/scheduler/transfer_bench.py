@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,9 +21,10 @@ from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSa
 from inflight.interface.statistics import TransferCounts
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.sampling_params import SamplingParams
-from inflight.scheduler import kv_transfers
+from inflight.scheduler import kv_fetches, kv_transfers
 from inflight.scheduler.kv_transfers import KVTransfers
 from inflight.scheduler.request import Request
+from inflight.scheduler.transfers import TransferCalls, TransferSetup
 
 BLOCK_BYTES = 1000
 TIER = KVTierConfig(type="fs", path="/nowhere")
@@ -73,16 +76,15 @@ class Bench:
         self.failed: list[tuple[str, str, ErrorKind]] = []
         self.tiers: set[bytes] = set()
         self.num_news = self._num_requests = 0
-        self.transfers = KVTransfers(
-            self.kv_cache,
-            KVTransferConfig(cpu_bytes=1, **config),
-            num_slots,
-            BLOCK_BYTES,
-            lambda args: self._call(*args),
-            lambda request: self.brought.append(request.request_id),
-            self._note_failure,
+        actions = ("save", "stored", "load", "fetch", "touch", "restore")
+        setup = TransferSetup(
+            config=KVTransferConfig(cpu_bytes=1, **config),
+            num_slots=num_slots,
+            block_bytes=BLOCK_BYTES,
+            calls=cast("TransferCalls", SimpleNamespace(**{name: partial(self._call, name) for name in actions})),
+            on_news=self._note_news,
         )
-        self.transfers.on_news = self._note_news
+        self.transfers = KVTransfers(self.kv_cache, setup, self)
 
     def _call(self, action: str, *args: Any) -> Future[Any]:
         self.calls.append(Call(action, args, Future()))
@@ -91,8 +93,11 @@ class Bench:
     def _note_news(self) -> None:
         self.num_news += 1
 
-    def _note_failure(self, *args: Any) -> None:
-        self.failed.append(args)
+    def note_brought(self, request: Request) -> None:
+        self.brought.append(request.request_id)
+
+    def fail(self, request_id: str, reason: str, kind: ErrorKind) -> None:
+        self.failed.append((request_id, reason, kind))
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -148,11 +153,10 @@ class Bench:
 
     def end_fetch(self) -> list[bool]:
         """One rank answers with what the tiers have."""
-        keys, _, ends, _ = self.pending("fetch")[0]
-        found, is_over = [], False
-        for key, is_end in zip(keys, ends, strict=True):
-            found.append(key in self.tiers and not is_over)
-            is_over |= is_end and not found[-1]
+        keys = self.pending("fetch")[0][0]
+        found = list[bool]()
+        for key in keys:
+            found.append(key in self.tiers and all(found))
         self.end("fetch", (found, {"fs": {"hits": float(sum(found))}}))
         return found
 
@@ -183,7 +187,8 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(kv_transfers, "time", made)
+    for module in (kv_transfers, kv_fetches):
+        monkeypatch.setattr(module, "time", made)
     return made
 
 

@@ -19,6 +19,7 @@ from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_outputs_params import StructuredOutputsParams
 from inflight.tokenizer.folder_tokenizer import folder_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
+from inflight.tokenizer.vocabulary_bytes import vocabulary_bytes
 from tests.support.fakes_tokenizer import BOS, EOS, USER, trained
 
 MODEL = Path(__file__).resolve().parents[3] / "inflight" / "demo" / "model"
@@ -43,7 +44,7 @@ def backend(kind: str) -> GrammarBackend:
 
 @functools.cache
 def vocabulary(kind: str) -> list[bytes]:
-    return tokenizer(kind).vocabulary_bytes()
+    return vocabulary_bytes(tokenizer(kind))
 
 
 def text_of(kind: str, token_ids: list[int], grammar: GrammarBackend) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,7 +13,7 @@ import pytest
 
 from inflight.errors import InvalidRequestError, OverloadedError
 from inflight.structured_output.backend import CompiledGrammar
-from inflight.structured_output.compile_lane import CompileLane
+from inflight.structured_output.compile_lane import NICENESS, CompileLane
 from tests.support.waits import wait_until
 
 GRAMMAR = cast("CompiledGrammar", object())
@@ -109,6 +111,38 @@ def test_the_queue_is_bounded() -> None:
     jobs |= submit(one, gates, "e")
     gates.open()
     assert jobs["e"].result(timeout=300) is GRAMMAR
+    one.close()
+
+
+def test_a_full_queue_refuses_the_newest_of_the_client_that_has_most() -> None:
+    gates, one = Gates(), lane(1, max_queued=2)
+    forgotten: list[str] = []
+    jobs = {
+        name: one.submit(gates.job(name), "many", forget=lambda name=name: forgotten.append(name))  # type: ignore[misc]
+        for name in "abc"
+    }
+    gates.wait_for("a")
+    small = one.submit(gates.job("d"), "other")
+    assert isinstance(jobs["c"].exception(timeout=0), OverloadedError)
+    assert forgotten == ["c"]
+    with pytest.raises(OverloadedError):
+        one.submit(gates.job("e"), "many")
+    one.leave(jobs["c"])  # as whoever waited for it does; it changes nothing
+    gates.open()
+    assert small.result(timeout=300) is GRAMMAR
+    assert jobs["b"].result(timeout=300) is GRAMMAR
+    assert gates.started == ["a", "d", "b"], "the small one of the other client was next"
+    one.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
+def test_compilations_have_a_lower_priority_than_the_engine() -> None:
+    def niceness() -> Any:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    one, before = lane(1), niceness()
+    assert one.submit(niceness).result(timeout=300) == before + NICENESS
+    assert niceness() == before
     one.close()
 
 

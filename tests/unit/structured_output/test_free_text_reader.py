@@ -15,7 +15,7 @@ from inflight.structured_output.token_texts import TokenTexts
 from tests.unit.structured_output.grammar_case import allowed_ids
 
 PIECES = [
-    *"<>/tacymf \n",
+    *'<>/tacymf \n`"{[',
     "<t>",
     "</t>",
     "<t>a",
@@ -33,6 +33,7 @@ EOS = PIECES.index("<eos>")
 TEXTS = TokenTexts([piece.encode() for piece in PIECES], len(PIECES) + 3, [EOS])
 TAGS = AnswerFrame(begin="<t>", end="</t>")
 OPEN = AnswerFrame(begin="<t>", end="</t>", is_open=True)
+CALLS = AnswerFrame(begin="<t>", end="</t>", calls=("<f>",))
 ONLY_END = AnswerFrame(begin="", end="</t>", is_open=True)
 MESSAGES = AnswerFrame(begin="<m>a<t>", end="</t>", answer="<m>f<t>", next_message="<n>")
 
@@ -60,15 +61,29 @@ def read(frame: AnswerFrame, token_ids: Sequence[int]) -> Position:
         (TAGS, "<t", Section.ANSWER),
         (TAGS, "<t>", Section.REASONING),
         (TAGS, " \n<t>a</t", Section.REASONING),
-        (TAGS, "<t>a</t>", Section.FREE),
-        (TAGS, "<t>a</t><t>", Section.FREE),
-        (TAGS, "a", Section.FREE),
-        (TAGS, "a<t>", Section.FREE),
-        (TAGS, "<t<t>", Section.FREE),
+        (TAGS, "<t>a</t>", Section.ANSWER),
+        (TAGS, "<t>a</t><t>", Section.REASONING),
+        (TAGS, "a", Section.ANSWER),
+        (TAGS, "a<t>", Section.REASONING),  # reasoning may come again behind text
+        (TAGS, "a<t>a</t>a", Section.ANSWER),
+        (TAGS, "a<t>a</t>a<t>", Section.REASONING),
+        (TAGS, "a `<t>", Section.ANSWER),  # a quotation
+        (TAGS, "a `<t>` <t>", Section.REASONING),
+        (TAGS, '"<t>', Section.ANSWER),
+        (TAGS, "```\n<t>", Section.ANSWER),
+        (TAGS, "```\na\n```\n<t>", Section.REASONING),
+        (TAGS, "<t>a</t>```\n<t>a</t>", Section.ANSWER),
+        (TAGS, "<t<t>", Section.REASONING),
+        (CALLS, "a<f><t>", Section.FREE),  # the arguments of a call
+        (CALLS, "<t>a</t>a<f>", Section.FREE),
+        (CALLS, "<t>a<f></t>a<t>", Section.REASONING),
+        (TAGS, "<t>a</t>\n{<t>", Section.FREE),
+        (TAGS, " [<t>", Section.FREE),
+        (TAGS, "a {<t>", Section.REASONING),
         (TAGS, "<t>a<eos>a", Section.REASONING),  # with ignore_eos a text goes on
-        (TAGS, "<eos><t>", Section.FREE),
+        (TAGS, "<eos><t>", Section.REASONING),
         (OPEN, "", Section.REASONING),
-        (OPEN, "a</t>", Section.FREE),
+        (OPEN, "a</t>", Section.ANSWER),
         (ONLY_END, "<t>", Section.REASONING),
         (ONLY_END, "</t>", Section.FREE),
         (MESSAGES, "<m>a<t>", Section.REASONING),
@@ -87,7 +102,10 @@ def test_tags_may_be_anywhere_in_tokens() -> None:
 
     assert section(TAGS, "<t>a") is Section.REASONING
     assert section(TAGS, " <t>") is Section.REASONING
-    assert section(TAGS, "<t>a", "a</t>y") is Section.FREE
+    assert section(TAGS, "<t>a", "a</t>y") is Section.ANSWER
+    assert section(TAGS, "<t>a", "a</t>y", "<", "t", ">", "a") is Section.REASONING
+    assert section(TAGS, "y", "<t>a", "a</t>y", " <t>") is Section.REASONING
+    assert section(CALLS, "y", "<", "f", ">", "<t>a") is Section.FREE
     assert section(MESSAGES, "<m>", "a", "<t>a", "</t><m>", "a", "<t>") is Section.REASONING
     assert section(MESSAGES, "<m>", "a", "<t>a", "</t><m>", "a", "y") is Section.ANSWER
 

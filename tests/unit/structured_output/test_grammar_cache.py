@@ -231,6 +231,26 @@ def test_a_refusal_and_a_release_of_what_was_evicted_change_nothing(monkeypatch:
         grammars.close()
 
 
+def test_what_is_refused_for_another_client_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_cache, "MAX_QUEUED_SHORT", 2)
+    slow = SlowBackend()
+    grammars = cache(lambda: slow, num_threads=1)
+    try:
+        running, waiting, newest = (grammars.get(choice(i), "many") for i in range(3))
+        small = grammars.get(choice(3), "other")
+        assert isinstance(newest.exception(timeout=0), OverloadedError)
+        assert len(grammars) == 3
+        grammars.release(choice(2), newest)  # as its request does when it ends
+        grammars.release(choice(1), waiting)
+        again = grammars.get(choice(2), "many")
+        slow.gate.set()
+        assert again is not newest and again.result(timeout=300)
+        assert small.result(timeout=300) and running.result(timeout=300)
+    finally:
+        slow.gate.set()
+        grammars.close()
+
+
 def test_the_grammar_that_is_asked_for_stays_though_it_is_larger_than_the_cache() -> None:
     slow = SlowBackend()
     slow.gate.set()

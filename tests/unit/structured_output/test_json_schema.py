@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight.errors import InvalidRequestError
+from inflight.structured_output import json_schema
 from inflight.structured_output.json_schema import ASSERTIONS, MAX_DEPTH, SchemaSupport, relax_schema, subschemas
 from inflight.structured_output.spec import RESPONSE_FORMAT, SchemaPart
 from tests.support.schema_generator import FORMATS, generate_schemas
@@ -279,3 +280,24 @@ def test_a_one_of_that_is_read_as_any_of_is_told_unless_the_branches_exclude_eac
     support = SchemaSupport(ASSERTIONS - {"oneOf"})
     told = relax_schema({"oneOf": branches}, support, [SchemaPart("#", "s", is_strict=False)])
     assert told == (["s: #/oneOf"] if is_told else [])
+
+
+def test_a_long_name_is_refused_before_each_subschema_below_repeats_it() -> None:
+    inside: dict[str, Any] = {str(i): {} for i in range(1000)}
+    assert list(subschemas({"properties": {"a" * 1000: {"properties": inside}}}))
+    with pytest.raises(InvalidRequestError, match="has a path of more than 2048 characters") as caught:
+        list(subschemas({"properties": {"a" * 10_000: {"properties": inside}}}))
+    assert len(str(caught.value)) < 500
+
+
+def test_branches_with_many_required_properties_are_compared_in_time_that_grows_with_the_schema(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only properties that all branches require are looked at."""
+    looked: list[object] = []
+    monkeypatch.setattr(json_schema, "_values", lambda node: looked.append(node))
+    names = [f"p{i}" for i in range(500)]
+    first = {"properties": {name: {"const": 1} for name in names}, "required": names}
+    others = [{"properties": {f"p{i}": {"const": 2}}, "required": [f"p{i}"]} for i in range(20)]
+    assert not json_schema._exclude_each_other([first, *others])
+    assert len(looked) <= 21

@@ -21,6 +21,7 @@ from inflight.structured_output.loader import load_backend
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_outputs_params import StructuredOutputsParams
 from inflight.tokenizer.tokenizer import Tokenizer
+from inflight.tokenizer.vocabulary_bytes import vocabulary_bytes
 from tests.support.fakes_tokenizer import trained
 from tests.unit.structured_output.grammar_case import (
     POINT,
@@ -269,7 +270,7 @@ def test_a_token_that_was_rolled_back_is_forgotten_when_another_comes() -> None:
 )
 def test_the_text_of_a_special_token_is_spelled_with_ordinary_tokens(text: str) -> None:
     ids, grammar, added = with_special_texts()
-    pieces = ids.vocabulary_bytes()
+    pieces = vocabulary_bytes(ids)
     for params, whole in (
         (StructuredOutputsParams(choice=[text, f"{text}!"]), text),
         (StructuredOutputsParams(json={"const": {"a": text}}), json.dumps({"a": text}).replace(" ", "")),

@@ -11,12 +11,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from inflight.errors import ConfigError, OverloadedError
+from inflight.errors import ConfigError, ErrorKind, OverloadedError
 from inflight.interface.request import AnswerFrame
-from inflight.structured_output import grammar_cache
+from inflight.structured_output import grammar_cache, pace
 from inflight.structured_output.backend import TOO_COMPLEX, CompiledGrammar, GrammarBackend
 from inflight.structured_output.manager import MaskRequest, StructuredOutputManager
 from inflight.structured_output.spec import GrammarSpec
+from inflight.structured_output.thinking_budget import MOST_BEHIND_TEXT
 from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.support.waits import wait_until
 from tests.unit.structured_output.grammar_case import allowed_ids, backend, mask_of, tokenizer
@@ -25,6 +26,7 @@ from tests.unit.structured_output.slow_backend import SlowBackend
 GRAMMAR = backend("embedded")
 TOKENIZER = tokenizer("embedded")
 YES_NO = StructuredOutputsParams(choice=["yes", "no"])
+WORDS = StructuredOutputsParams(regex="[a-z]+")
 DIGITS = StructuredOutputsParams(regex="[0-9]{4}-[0-9]{4}")
 NO_EOS = [i for i in range(32 * ((GRAMMAR.vocab_size + 31) // 32)) if i not in GRAMMAR.eos_token_ids]
 BLOW_UP = StructuredOutputsParams(regex="a{100000}")
@@ -98,6 +100,64 @@ def test_a_grammar_that_only_dropped_requests_wanted_is_not_compiled() -> None:
         manager.close()
 
 
+@pytest.mark.parametrize("frame", [None, THINK])
+def test_a_request_that_gave_its_place_away_can_be_sent_again(
+    frame: AnswerFrame | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_cache, "MAX_QUEUED_SHORT", 1)
+    slow = SlowBackend()
+    manager = StructuredOutputManager(lambda: slow, GRAMMAR.vocab_size, num_buffers=2, num_threads=1)  # type: ignore[arg-type,return-value]
+    try:
+        manager.submit("running", YES_NO, client="many")
+        refused = manager.submit("newest", DIGITS, frame=frame, client="many")
+        small = manager.submit("small", WORDS, client="other")
+        refused.exception(timeout=300)
+        assert manager.failure("newest")
+        assert manager.failure_kind("newest") is ErrorKind.OVERLOAD
+        slow.gate.set()
+        small.result(timeout=300)
+        assert not manager.failure("small")
+        assert manager.failure_kind("small") is ErrorKind.REQUEST
+        manager.drop("newest")
+        manager.submit("newest", DIGITS, client="many").result(timeout=300)
+    finally:
+        slow.gate.set()
+        manager.close()
+
+
+def test_a_request_fails_whose_grammar_needs_too_much_time(
+    manager: StructuredOutputManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "MAX_TOKEN_SECONDS", 0.0)
+    monkeypatch.setattr(pace, "MAX_SLOW_TOKENS", 1)
+    start(manager, "fast", DIGITS)
+    assert not advance(manager, "fast", encode("1"))
+    monkeypatch.setattr(manager.pace, "slow_seconds", 0.0)
+    start(manager, "slow", DIGITS)
+    assert not manager.advance("slow", encode("1")[0]), "its processor time is not known yet"
+    assert manager.pace.slow
+    manager.forced_tokens("slow", 9)
+    masks = manager.fill([MaskRequest("slow")]).masks
+    assert np.array_equal(masks[0], expected_mask(DIGITS, encode("1")))
+    assert pace.TOO_SLOW in manager.advance("slow", encode("2")[0])
+    assert manager.failure("slow")
+    manager.drop("slow")
+    assert not manager.pace.slow
+
+
+def test_of_slow_masks_that_are_made_together_each_is_measured_next(
+    manager: StructuredOutputManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(manager, "a", DIGITS)
+    start(manager, "b", DIGITS)
+    monkeypatch.setattr(manager.pace, "slow_seconds", 0.0)
+    expected = expected_mask(DIGITS, ())
+    for slow in ([], ["a", "b"]):
+        rows = manager.fill([MaskRequest("a"), MaskRequest("b")]).masks
+        assert all(np.array_equal(row, expected) for row in rows)
+        assert sorted(manager.pace.slow) == slow
+
+
 def bounded(budget: int) -> AnswerFrame:
     return replace(INSIDE, max_reasoning_tokens=budget, closing_token_ids=tuple(encode("</think>")))
 
@@ -121,7 +181,7 @@ def test_a_bound_for_the_reasoning_of_a_free_text(manager: StructuredOutputManag
     assert [allowed_ids(row) for row in rows[:-1]] == [[token_id] for token_id in closing]
     assert set(rows[-1].tolist()) == {-1}
     assert not advance(manager, "first", [*closing, *text])
-    assert manager.num_free("first") > 10**6 and not manager.forced_tokens("first", 99)
+    assert manager.num_free("first") == MOST_BEHIND_TEXT and not manager.forced_tokens("first", 99)
     assert not manager.has_ended("first")
     manager.submit("resumed", None, frame=bounded(3), emitted_token_ids=text[:2]).result(timeout=300)
     assert manager.num_free("resumed") == 1

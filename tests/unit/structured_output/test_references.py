@@ -104,3 +104,9 @@ def test_the_part_that_a_reference_names() -> None:
     for index in ("a", "-1", "9" * 5000):
         with pytest.raises(KeyError):
             referred(schema, f"#/$defs/a~1b%20c~01/anyOf/{index}")
+
+
+def test_what_is_below_a_very_long_name_is_not_looked_at() -> None:
+    schema = {"properties": {"a" * 5000: {"$ref": "#b"}, "x": {"$ref": "#b"}}, "$defs": {"b": {"$anchor": "b"}}}
+    found = with_local_references(schema)
+    assert found["properties"] == {"a" * 5000: {"$ref": "#b"}, "x": {"$ref": "#/$defs/b"}}

@@ -10,6 +10,7 @@ import pytest
 
 from inflight.errors import ConfigError, InvalidRequestError, TokenizerError
 from inflight.interface.request import AnswerFrame
+from inflight.structured_output import pace
 from inflight.structured_output.answer_frame_reader import AnswerFrameReader
 from inflight.structured_output.backend import CompiledGrammar, num_mask_words
 from inflight.structured_output.manager import MaskRequest, StructuredOutputManager
@@ -101,6 +102,13 @@ def test_masks_of_drafts_are_those_after_the_drafts(written: str) -> None:
             rows = masks(live, drafts)
             assert rows[: len(expected)] == expected
             assert all(len(row) >= GRAMMAR.vocab_size for row in rows[len(expected) :])
+
+
+def test_a_replay_that_needs_too_much_time_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "MAX_TOTAL_SECONDS", 0.0)
+    grammar = request_grammar(LIKE_THINK, THINK)
+    grammar.replay(spelled("<think>a"))
+    assert pace.TOO_SLOW in grammar.failure
 
 
 def test_a_matcher_that_fails_before_the_answer_is_certain() -> None:

@@ -12,7 +12,7 @@ from inflight.interface.request import AnswerFrame
 from inflight.structured_output.answer_frame_reader import FrameReader, Position, Section
 from inflight.structured_output.backend import GrammarMatcher, num_mask_words
 from inflight.structured_output.free_text_reader import FreeMatcher, FreeTextReader
-from inflight.structured_output.thinking_budget import ThinkingBudget
+from inflight.structured_output.thinking_budget import MOST_BEHIND_TEXT, ThinkingBudget
 from inflight.structured_output.token_texts import TokenTexts
 from tests.unit.structured_output.grammar_case import allowed_ids
 from tests.unit.structured_output.test_answer_frame_reader import (
@@ -100,12 +100,12 @@ def test_until_the_budget_is_spent_everything_is_as_without_one(frame: AnswerFra
         matcher, position, num_thoughts = new_matcher(is_free), each.start, 0
         for before, token_id, allowed in draw(plain, is_free, random.Random(seed), 14):
             spent = num_thoughts >= 4
-            if spent and before.section is Section.REASONING:
+            if spent and before.section is Section.REASONING and not position.num_granted:
                 num_cut += 1
                 assert mask_at(each, position, matcher) == [CLOSING[0]]
                 break
-            if spent and before.section is Section.ANSWER:
-                break  # no more reasoning may begin
+            if spent and (before.section is Section.ANSWER or position.num_granted):
+                break  # no more reasoning may begin, or only a little
             assert [i for i in mask_at(each, position, matcher) if i < EMPTY or i == EOS] == allowed
             following, unbounded = (
                 each.advance(position, token_id, matcher),
@@ -134,17 +134,19 @@ def test_no_text_has_more_reasoning(frame: AnswerFrame, is_free: bool, budget: i
             if each.forced(position):
                 num_closed += 1
                 rest = drawn[i : i + len(CLOSING)]
-                assert thoughts == budget
+                assert thoughts == budget + position.num_granted
                 assert [token_id for _, token_id, _ in rest] == list(CLOSING[: len(rest)])
                 assert all(len(allowed) == 1 for _, _, allowed in rest)
                 i += len(rest)
                 if i < len(drawn):
                     assert drawn[i][0].section is not Section.REASONING
+                if position.quoting is not None:
+                    continue  # reasoning may come again behind text
                 assert all(position.section is not Section.REASONING for position, *_ in drawn[i:])
                 break
             thoughts += following is not None and position.section is following.section is Section.REASONING
             i += 1
-        assert thoughts <= budget
+        assert thoughts <= budget + MOST_BEHIND_TEXT * (is_free and not frame.next_message)
     assert num_closed > 5 or (budget == 0 and not frame.is_open)
 
 
@@ -180,6 +182,34 @@ def test_a_budget_of_none_closes_open_reasoning_at_once_and_lets_none_begin() ->
         allowed = mask_at(each, each.start, new_matcher(is_free))
         assert not {VOCABULARY.index(b"<t>"), VOCABULARY.index(b" <t>"), VOCABULARY.index(b"<t>a")} & set(allowed)
         assert letters("y")[0] in allowed
+
+
+def test_reasoning_that_comes_again_behind_text_is_bounded() -> None:
+    """Its tokens count together with those before. Behind the budget it has a few."""
+    for budget, num_first in ((0, 0), (3, 3), (3, 1), (40, 1), (40, 30)):
+        each = bounded(OPEN, budget, is_free=True)
+        position: Position | None = each.start
+        written = [*letters("a") * num_first, CLOSING[1], *letters("ya"), VOCABULARY.index(b"<t>")]
+        if num_first == budget:
+            written[num_first:num_first] = CLOSING[:-1]
+        for token_id in written:
+            assert position is not None
+            position = each.advance(position, token_id, FreeMatcher())
+        num_again = 0
+        while position is not None and not each.forced(position):
+            position = each.advance(position, letters("a")[0], FreeMatcher())
+            num_again += 1
+        assert num_again == max(budget - num_first, MOST_BEHIND_TEXT)
+        for token_id in CLOSING:
+            assert position is not None and each.forced(position)[0] == token_id
+            position = each.advance(position, token_id, FreeMatcher())
+        assert position is not None and position.section is Section.ANSWER
+        # nothing is left for one more, but the text goes on
+        is_used_up = num_first + num_again == budget + MOST_BEHIND_TEXT
+        assert (each.num_free(position) == 0) == is_used_up
+        assert mask_at(each, position, FreeMatcher()) == list(range(NUM_TOKENS))
+        again = each.advance(position, VOCABULARY.index(b"<t>"), FreeMatcher())
+        assert again is not None and bool(each.forced(again)) == is_used_up
 
 
 def test_a_text_that_does_not_close_the_reasoning_is_an_error_and_not_endless() -> None:

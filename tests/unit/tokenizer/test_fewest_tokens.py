@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
-from inflight.tokenizer.fewest_tokens import FewestTokens
+from inflight.tokenizer.longest_token import fewest_tokens
 from tests.support.fakes_tokenizer import train_byte_fallback, train_byte_level
 
 _BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
@@ -58,14 +58,14 @@ TEXTS = st.lists(
 @example(pieces=["\u03b9\u0308\u0301"], text="", repeats=50)
 def test_no_text_has_fewer(kind: str, pieces: list[str], text: str, repeats: int) -> None:
     backend = KNOWN[kind]
-    fewest = FewestTokens(backend)
+    fewest = fewest_tokens(backend)
     for each in ("".join(pieces) * repeats, text * repeats):
         assert fewest(each) <= len(backend.encode(each, add_special_tokens=False).ids)
 
 
 @pytest.mark.parametrize("kind", KNOWN)
 def test_a_long_text_has_many(kind: str) -> None:
-    assert FewestTokens(KNOWN[kind])("the quick brown fox " * 10_000) > 200
+    assert fewest_tokens(KNOWN[kind])("the quick brown fox " * 10_000) > 200
 
 
 def unknown_bytes() -> tokenizers.Tokenizer:
@@ -91,4 +91,4 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("why", UNKNOWN)
 def test_of_others_nothing_is_known(why: str) -> None:
-    assert FewestTokens(UNKNOWN[why])("x " * 1_000_000) == 0
+    assert fewest_tokens(UNKNOWN[why])("x " * 1_000_000) == 0

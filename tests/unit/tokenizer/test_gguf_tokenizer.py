@@ -15,10 +15,12 @@ import sentencepiece
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
-from inflight.config.gguf_file import GgufFile, read_gguf
+from inflight.config.gguf_file import GgufFile
+from inflight.config.gguf_parts import read_gguf
 from inflight.errors import InvalidRequestError, TokenizerError
 from inflight.tokenizer.gguf_tokenizer import gguf_chat_template, gguf_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
+from inflight.tokenizer.vocabulary_bytes import vocabulary_bytes
 from tests.support.gguf_files import Number, write_gguf
 
 # The patterns of the models' own tokenizer.json. None: the pre-tokenizer ByteLevel with its own pattern. "digits": the
@@ -156,7 +158,7 @@ def test_it_is_the_tokenizer_that_was_converted(tmp_path: Path, pre: str) -> Non
         assert ours.decode(ids) == truth.decode(ids)
     assert ours.special_tokens == truth.special_tokens
     assert ours.all_special_ids == truth.all_special_ids
-    assert ours.vocabulary_bytes() == truth.vocabulary_bytes()
+    assert vocabulary_bytes(ours) == vocabulary_bytes(truth)
 
 
 @pytest.mark.parametrize("has_prefix", [False, True])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from inflight.errors import InvalidRequestError, TokenizerError
 from inflight.tokenizer.folder_tokenizer import folder_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
+from inflight.tokenizer.vocabulary_bytes import vocabulary_bytes
 from tests.support.fakes_tokenizer import (
     BOS,
     BYTE_VOCAB_SIZE,
@@ -333,7 +334,7 @@ def test_a_window_decodes_few_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 def test_vocabulary_bytes_make_up_the_text(kind: str) -> None:
     tokenizer = Tokenizer(trained(kind), {"bos_token": BOS, "eos_token": EOS}, [USER])
-    vocabulary = tokenizer.vocabulary_bytes()
+    vocabulary = vocabulary_bytes(tokenizer)
     assert len(vocabulary) == tokenizer.vocab_size
     texts = ["the lazy dog", "Größe 東京 🙂\n\ttab"] + [f"a {USER} b"] * (
         kind == "byte_level"
@@ -347,4 +348,4 @@ def test_vocabulary_bytes_make_up_the_text(kind: str) -> None:
 
 def test_a_vocabulary_without_bytes() -> None:
     with pytest.raises(TokenizerError, match="have no bytes of their own"):
-        Tokenizer(trained("word_piece")).vocabulary_bytes()
+        vocabulary_bytes(Tokenizer(trained("word_piece")))

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from inflight.executor.executor import Executor
+from inflight.interface.prompt_logprobs import PromptLogprobsResult
 from inflight.interface.request import ResolvedSampling
 from inflight.interface.step import (
     BlockTableDelta,
@@ -32,6 +33,7 @@ from inflight.interface.step import (
     SchedulerOutput,
     TokenDelta,
 )
+from tests.support.request_parts import asked_parts
 
 
 def admits(position: int, last: int, token: int | np.ndarray) -> Any:  # Any: a bool, or an array of them
@@ -256,6 +258,7 @@ class PlanAhead:
                         num_prompt_tokens=len(job.prompt),
                         block_ids=tuple(ints(list(ids)) for ids in zip(*job.blocks, strict=True)),
                         sampling=job.sampling,
+                        parts=asked_parts(job.sampling.params),
                     )
                 )
             if samples[-1]:
@@ -326,8 +329,9 @@ class PlanAhead:
         return found
 
     def take_prompt_logprobs(self, step: Step, output: ModelRunnerOutput) -> None:
-        for piece in output.prompt_logprobs:
-            job, tokens = step.jobs[piece.row], piece.columns.token_ids[:, 0].tolist()
+        for row, piece in output.parts:
+            assert isinstance(piece, PromptLogprobsResult)
+            job, tokens = step.jobs[row], piece.columns.token_ids[:, 0].tolist()
             assert tokens == job.prompt[piece.start : piece.start + len(tokens)]
             for position, logprob in enumerate(piece.columns.logprobs[:, 0].tolist(), piece.start):
                 job.prompt_logprobs[position] = logprob

@@ -17,8 +17,8 @@ from inflight.config.ranks import places_on
 from inflight.device.cpu import CpuDevice
 from inflight.worker.core_sharing import (
     CALM_SECONDS,
-    TOLD_CALM_SECONDS,
-    TOLD_WINDOW_SECONDS,
+    LOG_CALM_SECONDS,
+    LOG_WINDOW_SECONDS,
     WINDOW_SECONDS,
     CoreBinding,
     CoreSharing,
@@ -57,7 +57,7 @@ class Machine:
         states = []
         for _ in range(round(seconds / STEP)):
             self._compute(share)
-            self.watch.look()
+            self.watch.update()
             states.append(self.watch.shares_cores)
         return states
 
@@ -102,13 +102,13 @@ def test_the_rank_tells_each_change_once(caplog: pytest.LogCaptureFixture) -> No
     caplog.set_level(logging.INFO)
     machine = Machine(num_threads=2)
     assert not any(machine.told(5.0, share=0.15)), "of two threads it is the mean that counts"
-    states = machine.told(2 * TOLD_WINDOW_SECONDS, share=0.5)
+    states = machine.told(2 * LOG_WINDOW_SECONDS, share=0.5)
     assert not states[0] and states[-1]
     assert "had to wait for their cores for 25 % of the time" in caplog.messages[-1]
     for _ in range(10):  # a browser that opens a page now and then
-        assert all(machine.told(TOLD_CALM_SECONDS / 2, share=0.0) + machine.told(1.0, share=0.5))
+        assert all(machine.told(LOG_CALM_SECONDS / 2, share=0.0) + machine.told(1.0, share=0.5))
     assert len(caplog.messages) == 1, caplog.messages
-    assert not machine.told(TOLD_CALM_SECONDS + 2 * TOLD_WINDOW_SECONDS, share=0.0)[-1]
+    assert not machine.told(LOG_CALM_SECONDS + 2 * LOG_WINDOW_SECONDS, share=0.0)[-1]
     assert len(caplog.messages) == 2 and "for themselves again" in caplog.messages[-1]
     assert not any(machine.told(5.0, share=0.1)) and len(caplog.messages) == 2
 
@@ -117,7 +117,7 @@ def test_a_look_after_most_steps_costs_only_a_clock() -> None:
     machine = Machine(num_threads=2)
     machine.num_reads = 0
     machine.told(10.0, share=0.0)
-    assert machine.num_reads <= 2 * 10.0 / TOLD_WINDOW_SECONDS
+    assert machine.num_reads <= 2 * 10.0 / LOG_WINDOW_SECONDS
 
 
 def test_all_compute_threads_are_watched() -> None:
@@ -142,7 +142,7 @@ def test_the_thread_is_bound_or_not() -> None:
     try:
         found = []
         for _ in range(4):
-            binding.follow()
+            binding.update()
             found.append(sorted(os.sched_getaffinity(thread_id)))
     finally:
         os.sched_setaffinity(thread_id, cores)
@@ -160,15 +160,15 @@ def test_the_leader_comes_back_to_its_core_when_this_is_idle(monkeypatch: pytest
         nonlocal now, idle, core
         moves.clear()
         now, idle, core = now + seconds, idle + idle_share * seconds, runs_on
-        place.follow()
+        place.update()
         assert moves in ([], [(7, [1]), (7, [1, 2])])
         return bool(moves)
 
     assert not has_moved(0.9, runs_on=1), "it is where it belongs"
     assert not has_moved(0.9, runs_on=2), (
-        "the first look finds it away, and does not know how idle its core was meanwhile"
+        "the first measurement finds it away, and does not know how idle its core was meanwhile"
     )
     assert not has_moved(0.1, runs_on=2), "another program has its core"
-    assert not has_moved(0.9, runs_on=2, seconds=WINDOW_SECONDS / 2), "too early for a look"
+    assert not has_moved(0.9, runs_on=2, seconds=WINDOW_SECONDS / 2), "too early for a measurement"
     assert has_moved(0.9, runs_on=2)
     assert not has_moved(0.9, runs_on=1)

@@ -17,6 +17,7 @@ from inflight.config.kv_tiers import KVTierConfig
 from inflight.config.kv_transfer import KVTransferConfig
 from inflight.device.cpu import CpuDevice
 from inflight.errors import OutOfMemoryError, RankError
+from inflight.executor.recovery import recover
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 from inflight.kv_connector.rank_transfers import RankTransfers
 from inflight.worker import kv_transfers
@@ -51,8 +52,8 @@ def test_blocks_of_the_arena_are_saved_and_loaded(driven: Driven) -> None:
     arena = worker.runner.arena.numpy()
     arena[5] = 7
     call = driven.executor.collective_rpc
-    assert call("kv_transfer", ("save", 1, [5], [3], []), beside=True) == [True]
-    assert call("kv_transfer", ("load", [3], [6]), beside=True) == [True]
+    assert call("kv_save", (1, [5], [3], []), beside=True) == [True]
+    assert call("kv_load", ([3], [6]), beside=True) == [True]
     assert set(arena[6].tolist()) == {7}
 
 
@@ -65,31 +66,31 @@ def test_a_load_is_told_the_newest_step(driven: Driven, monkeypatch: pytest.Monk
         return Future()
 
     monkeypatch.setattr(worker, "_transfers", SimpleNamespace(load=note, fetch=note, close=lambda: None))
-    worker.kv_transfer("load", [3], [6])
+    worker.kv_load([3], [6])
     submit(plan_ahead(driven, [greedy_job("masked", has_grammar=True)]), 2)
     driven.executor.collective_rpc("phase", beside=True)  # the worker has the steps
     newest = worker._futures[-1]
     assert len(worker._futures) == 2 and not newest.done()
-    worker.kv_transfer("load", [3], [6])
-    worker.kv_transfer("fetch", [b"key"], [3], [True])
-    assert told == [([3], [6], None), ([3], [6], newest), ([b"key"], [3], [True])]
+    worker.kv_load([3], [6])
+    worker.kv_fetch([b"key"], [3], [])
+    assert told == [([3], [6], None), ([3], [6], newest), ([b"key"], [3], [])]
 
 
 def begin_load_behind_masks(driven: Driven) -> tuple[Any, Future[Any]]:
     """A step that waits for its masks, and a load that waits for the step."""
     (step,) = submit(plan_ahead(driven, [greedy_job("masked", has_grammar=True)]), 1)
     call = driven.executor.collective_rpc
-    return step, call("kv_transfer", ("load", [3], [6]), non_block=True, beside=True)
+    return step, call("kv_load", ([3], [6]), non_block=True, beside=True)
 
 
 def test_a_new_epoch_ends_the_loads_of_the_old_one(driven: Driven) -> None:
     step, loaded = begin_load_behind_masks(driven)
     driven.executor.collective_rpc("phase", beside=True)  # the load has begun
-    assert driven.executor.recover(RankError("lost", rank=0)).epoch == 1
+    assert recover(driven.executor, RankError("lost", rank=0)).epoch == 1
     (worker,) = workers_of(driven)
     assert worker._transfers is not None and worker._transfers._epoch == 1
     assert step.done() and isinstance(loaded.exception(timeout=300), RankError)
-    assert driven.executor.collective_rpc("kv_transfer", ("load", [3], [6]), beside=True) == [True]
+    assert driven.executor.collective_rpc("kv_load", ([3], [6]), beside=True) == [True]
 
 
 def test_a_load_that_waits_does_not_hold_up_the_end(driven: Driven) -> None:

@@ -71,7 +71,7 @@ class Bench:
 
         backend: Any = SimpleNamespace(
             layer_cache=lambda part, spec, index: ("bound", part.shape[1], spec.kind, index),
-            layer_metadata=lambda inputs, spec: (inputs, spec.kind),
+            metadata_builder=lambda spec: lambda inputs: (inputs, spec.kind),
         )
         device: Any = SimpleNamespace(
             allocate_arena=self.arena, to_device=torch.from_numpy, torch_device=torch.device("cpu")

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from inflight.config.architecture import INFLIGHT, TRANSFORMERS
 from inflight.config.engine import EngineConfig
 from inflight.config.ranks import places_on
 from inflight.device.base import Device
@@ -20,6 +21,7 @@ from inflight.errors import ConfigError
 from inflight.interface.worker import Rendezvous
 from inflight.worker import startup
 from inflight.worker.core_sharing import CoreBinding, CoreWatch, LeaderPlace
+from inflight.worker.fewer_threads import FewerThreads
 from tests.conformance.configs import engine_config
 
 USABLE = sorted(os.sched_getaffinity(0))
@@ -32,6 +34,7 @@ class Machine:
         asked: with what `cores_of_rank` was called.
         error: what the operating system says when threads are bound, of which the first is bound already.
         bound: to which cores threads were bound.
+        implementation: whose code computes the model.
     """
 
     def __init__(self, device: CpuDevice) -> None:
@@ -39,6 +42,7 @@ class Machine:
         self.asked: dict[str, object] = {}
         self.error: ConfigError | None = None
         self.bound: list[list[int]] = []
+        self.implementation = INFLIGHT
         self._device = device
 
     def choose_cores(self, setting: str, **arguments: object) -> list[int] | None:
@@ -57,7 +61,8 @@ class Machine:
 
     def start(self, threads_bind: str) -> CoreWatch:
         options = SimpleNamespace(kind="cpu", num_threads=1, threads_bind=threads_bind)
-        config = cast("EngineConfig", SimpleNamespace(device=options))
+        model = SimpleNamespace(architecture=SimpleNamespace(implementation=self.implementation))
+        config = cast("EngineConfig", SimpleNamespace(device=options, model=model))
         watch = startup.start_threads(config, places_on([0, 0])[1], self._device)
         assert watch is not None
         return watch
@@ -74,10 +79,20 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     device.close()
 
 
-@pytest.mark.parametrize(("cores", "kind"), [([3, 4], LeaderPlace), ([3], CoreBinding)])
-def test_threads_that_are_bound_automatically_may_be_moved(machine: Machine, cores: list[int], kind: type) -> None:
-    machine.cores = cores
-    assert isinstance(machine.start("auto")._binding, kind)
+@pytest.mark.parametrize(
+    ("cores", "implementation", "kind"),
+    [
+        ([3, 4], INFLIGHT, LeaderPlace),
+        ([3], INFLIGHT, CoreBinding),
+        ([3, 4], TRANSFORMERS, FewerThreads),
+        ([3], TRANSFORMERS, CoreBinding),
+    ],
+)
+def test_threads_that_are_bound_automatically_may_be_moved(
+    machine: Machine, cores: list[int], implementation: str, kind: type
+) -> None:
+    machine.cores, machine.implementation = cores, implementation
+    assert type(machine.start("auto")._binding) is kind
     assert machine.bound == [cores]
 
 

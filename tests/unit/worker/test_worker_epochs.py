@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from inflight.errors import RankError
+from inflight.executor.recovery import recover
 from tests.support.waits import wait_until
 from tests.unit.worker.driven import make_executor, workers_of, write_small_model
 from tests.unit.worker.test_worker_phases import greedy_job, num_events, plan_ahead, submit
@@ -52,7 +53,7 @@ def test_a_new_epoch_forgets_the_steps_of_the_old_one(folder: Path, layout: tupl
     ahead.send_masks()
     error = failed.exception(timeout=300)
     assert isinstance(error, RankError)
-    result = driven.executor.recover(error)
+    result = recover(driven.executor, error)
     assert (result.epoch, result.replaced) == (1, ())
     assert masked.done() and warmed_up == [True]
     for worker in workers:

@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight.config.engine import EngineConfig
-from inflight.config.kv_transfer import KVTransferConfig
 from inflight.engine.core.engine_core import EngineCore
-from inflight.engine.core.step_loop import IDLE_SECONDS
+from inflight.engine.core.step_loop import IDLE_SECONDS, CoreListener
 from inflight.interface.request import FinishReason
 from inflight.interface.step import ModelRunnerOutput
+from inflight.kv_cache.block_pool import BlockPool
 from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.spec import GrammarSpec
 from inflight.timeline import Event
@@ -207,18 +207,20 @@ def test_a_call_commits_the_steps_in_flight_and_loses_nothing() -> None:
 
 def test_what_arrives_during_a_step_is_planned_before_its_end_if_more_may_be_in_flight() -> None:
     """With a stagger of 2 a lone request is in every other step."""
-    engine = MockEngine(depth=3, stagger=2)
     arrivals = ["b", "c"]
     seen: list[tuple[int, bool]] = []  # (plans so far, whether the oldest step is done)
 
-    def wait_for_arrival(future: Future[ModelRunnerOutput]) -> bool:
-        seen.append((len(engine.executor.plans), future.done()))
-        if arrivals:
-            engine.add(arrivals.pop(0), [1] * 5, 9)
-            return True
-        return False
+    class Listener(CoreListener):
+        may_add = True
 
-    engine.core.wait_for_arrival = wait_for_arrival
+        def wait_for_arrival(self, step: Future[ModelRunnerOutput]) -> bool:
+            seen.append((len(engine.executor.plans), step.done()))
+            if arrivals:
+                engine.add(arrivals.pop(0), [1] * 5, 9)
+                return True
+            return False
+
+    engine = MockEngine(depth=3, stagger=2, listener=Listener())
     engine.add("a", [1] * 5, 9)
     engine.step()
     assert seen == [(1, False)], "then as many are in flight as may be: the step is waited for"
@@ -283,10 +285,14 @@ def test_requests_wait_for_their_grammars_and_nobody_else_does(monkeypatch: pyte
 
 
 def test_what_arrives_while_a_step_runs_is_in_the_next_plan() -> None:
-    engine = MockEngine(depth=1)
+    class Listener(CoreListener):
+        def before_plan(self) -> None:
+            if "a" in engine.wanted and engine.executor.plans and "b" not in engine.wanted:
+                engine.add("b", [4, 5], max_tokens=3)
+
+    engine = MockEngine(depth=1, listener=Listener())
     engine.add("a", [1, 2, 3], max_tokens=6)
     engine.step()
-    engine.core.before_plan = lambda: None if "b" in engine.wanted else engine.add("b", [4, 5], max_tokens=3)
     engine.step()
     assert engine.executor.plans[-1].request_ids == ("a", "b")
     engine.run()
@@ -338,34 +344,29 @@ def make_core(config: EngineConfig) -> tuple[EngineCore, list[Any]]:
         has_failures=False,
         schedule=lambda: None,
         take_failures=list,
-        **{name: noting(name) for name in ("add_request", "use_transfers", "wait_for_grammars")},
+        **{name: noting(name) for name in ("add_request", "wait_for_grammars")},
         transfers=SimpleNamespace(is_busy=False, wait=noting("wait")),
     )
-    executor: Any = SimpleNamespace(collective_rpc=noting("collective_rpc"))
-    cache: Any = SimpleNamespace(watch_names=noting("watch_names"), watch_blocks=noting("watch_blocks"))
+    executor: Any = SimpleNamespace(collective_rpc=noting("collective_rpc"), set_death_callback=lambda _: None)
+    group = SimpleNamespace(is_whole=True, num_needed=0)
+    cache: Any = SimpleNamespace(groups=[group], pool=BlockPool(3), watch_blocks=noting("watch_blocks"))
     kv_cache_config: Any = SimpleNamespace(block_bytes=10, num_slots=7)
-    return EngineCore(config, executor, scheduler, cache, kv_cache_config, None), calls
+    return EngineCore(config, executor, scheduler, cache, kv_cache_config, None, CoreListener()), calls
 
 
 def test_what_a_core_does_only_if_the_configuration_says_so() -> None:
     config = engine_config(tensor_parallel_size=2, pipeline_parallel_size=3)
 
     def watched(core: EngineCore) -> list[Any]:
-        return [core.cached_names, core.block_events]
+        return [core.cached_names and core.cached_names.kinds, core.block_events]
 
     core, calls = make_core(config)
     assert (watched(core), calls) == ([None, None], [])
     core, calls = make_core(replace(config, parallel=replace(config.parallel, routes_by_prefix=True)))
-    assert watched(core) == ["from watch_names", None]
+    assert watched(core) == [(0,), None]
     events: Any = object()
     core, calls = make_core(replace(config, cache=replace(config.cache, events=events)))
     assert watched(core) == [None, "from watch_blocks"]
-    transfer = KVTransferConfig(cpu_bytes=100)
-    core, calls = make_core(replace(config, cache=replace(config.cache, transfer=transfer)))
-    ((name, (*sizes, call), _),) = calls
-    assert (name, sizes) == ("use_transfers", [transfer, 7, 10 * 6])
-    call(("save", 1))
-    assert calls[1:] == [("collective_rpc", ("kv_transfer", ("save", 1)), {"non_block": True, "beside": True})]
 
 
 @pytest.mark.parametrize("backend", ["mp", "external_launcher"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
+from inflight.config.kv_transfer import KVTransferConfig
+from inflight.engine.core.step_loop import CoreListener
 from inflight.errors import RankError, StepError, StepTimeoutError, WorkerDiedError
 from inflight.interface.request import FinishReason
+from inflight.scheduler.kv_transfers import KVTransfers
 from tests.support.mock_engine import VOCAB_SIZE, MockEngine
 from tests.unit.engine.core.core_cases import assert_dead, fail_on
 
@@ -133,13 +134,16 @@ def test_one_rank_goes_on_only_if_it_can_still_compute(caplog: pytest.LogCapture
     assert_dead(engine, "bad luck")
 
 
-def test_a_dead_rank_and_news_of_transfers_wake_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = MockEngine()
-    on_death: list[Callable[[], None]] = []
+def test_a_dead_rank_and_news_of_transfers_wake_the_engine() -> None:
     woken: list[int] = []
-    monkeypatch.setattr(engine.executor, "set_death_callback", on_death.append, raising=False)
-    engine.core.set_wake(lambda: woken.append(len(woken)))
-    [rank_has_died] = on_death
-    rank_has_died()
-    engine.scheduler.transfers.on_news()
+
+    class Listener(CoreListener):
+        def wake(self) -> None:
+            woken.append(len(woken))
+
+    engine = MockEngine(transfer=KVTransferConfig(cpu_bytes=16), listener=Listener())
+    assert engine.executor.on_death is not None
+    engine.executor.on_death()
+    assert isinstance(engine.scheduler.transfers, KVTransfers)
+    engine.scheduler.transfers._on_news()
     assert woken == [0, 1]

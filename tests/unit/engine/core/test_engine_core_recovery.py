@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from inflight.config.fault_tolerance import FaultToleranceConfig
+from inflight.engine.core.step_loop import CoreListener
 from inflight.errors import RankError, StepError, StepTimeoutError, WorkerDiedError
-from inflight.executor.recovery import RecoveryResult
 from inflight.interface.request import MAX_FAULTS, FinishReason
 from inflight.interface.statistics import FaultStatus
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
@@ -17,16 +17,16 @@ from tests.unit.engine.core.core_cases import assert_dead, fail_on
 @pytest.mark.parametrize("kind", [StepError, StepTimeoutError, WorkerDiedError])
 def test_after_a_recovery_every_request_goes_on_from_its_tokens(kind: type[RankError]) -> None:
     """`MockEngine` compares the tokens. The new rank's cache is empty, so a cached block would give wrong ones."""
-    engine = MockEngine(depth=2, fault_tolerance=True)
-    engine.lose_arenas()
     statuses: list[FaultStatus] = []
     begun: set[str] = set()
 
-    def note(status: FaultStatus) -> None:
-        statuses.append(status)
-        begun.update(*(plan.request_ids for plan in engine.executor.plans if not begun))
+    class Listener(CoreListener):
+        def faults_changed(self, status: FaultStatus) -> None:
+            statuses.append(status)
+            begun.update(*(plan.request_ids for plan in engine.executor.plans if not begun))
 
-    engine.core.on_fault_status = note
+    engine = MockEngine(depth=2, fault_tolerance=True, listener=Listener())
+    engine.lose_arenas()
     engine.add("before", [1] * 9, 2)
     while engine.core.has_unfinished_requests():
         engine.step()
@@ -35,7 +35,7 @@ def test_after_a_recovery_every_request_goes_on_from_its_tokens(kind: type[RankE
     engine.add("b", [2] * 5, 12, grammar="3")
     engine.run()
     assert [str(error) for error in engine.executor.recoveries] == ["bad luck"]
-    assert [(status.state, status.epoch) for status in statuses] == [("recovering", 0), ("healthy", 0)]
+    assert [(status.state, status.epoch) for status in statuses] == [("recovering", 0), ("healthy", 1)]
     status = engine.core.fault_status()
     cause = {StepError: "step_failed", StepTimeoutError: "rank_hung", WorkerDiedError: "rank_died"}[kind]
     assert (status.num_recoveries, status.last_cause) == ({cause: 1}, "bad luck")
@@ -58,10 +58,7 @@ def test_a_failed_recovery_is_the_end() -> None:
     engine = MockEngine(fault_tolerance=True)
     cause = WorkerDiedError("silence", rank=0)
 
-    def recover(error: RankError) -> RecoveryResult:
-        raise error
-
-    engine.executor.recover = recover  # type: ignore[method-assign]
+    engine.executor.can_recover = False
     fail_on(engine, 1, cause)
     engine.add("a", [1] * 5, 20)
     engine.step()
@@ -173,13 +170,13 @@ def test_a_request_that_was_in_flight_during_lost_engines_runs_alone_first() -> 
     engine.add("plain", [3] * 9, 6)
     seen: list[set[str]] = []
     for _ in range(2000):
-        if engine.scheduler.suspects.alone is None:
+        if engine.scheduler.quarantine.alone is None:
             break
         engine.step()
         in_flight = {each for plan, _ in engine.core._in_flight for each in plan.request_ids}
-        if engine.scheduler.suspects.lone is not None and in_flight:
+        if engine.scheduler.quarantine.lone is not None and in_flight:
             seen.append(in_flight)
-            assert in_flight == {engine.scheduler.suspects.lone.request_id}
+            assert in_flight == {engine.scheduler.quarantine.lone.request_id}
             assert len(engine.scheduler._grammars.compiling) <= 1
     assert {name for names in seen for name in names} == {"c0", "c1", "c2"}
     engine.run()

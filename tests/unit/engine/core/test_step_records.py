@@ -59,12 +59,12 @@ def test_the_time_without_requests_is_idle(bench: Bench) -> None:
     bench.now = 100
     bench.submit(0, 5, 30).set_result(ModelRunnerOutput(step_id=0))
     bench.now = 150
-    bench.records.note_idleness()  # there still are requests
+    bench.records.record_idleness()  # there still are requests
     bench.submit(1, 5, 140).set_result(ModelRunnerOutput(step_id=1))
     bench.has_requests, bench.now = False, 300
-    bench.records.note_idleness()
+    bench.records.record_idleness()
     bench.now = 400
-    bench.records.note_idleness()  # nothing has changed
+    bench.records.record_idleness()  # nothing has changed
     bench.submit(2, 5, 900)
     assert bench.events() == [(0, "idle", 10, 30, None), (2, "idle", 300, 900, None)]
     assert bench.records.take_stats().step_gaps == (50 / 1e9,)

@@ -29,7 +29,7 @@ class PlayedProcess:
         self.unconnected: list[int] = []
         self.recovery_times: tuple[float, ...] = ()
         self.faults: FaultStatus | None = None
-        self.suspect, self.failure, self.num_blocks = "", "", 0
+        self.lone_request, self.failure, self.num_blocks = "", "", 0
         self.begun: tuple[Any, ...] | None = None
         self.connected: list[tuple[int, int]] = []
         self.num_checks = 0

@@ -16,6 +16,7 @@ from inflight.engine.process.control_socket import Begin, ControlSocket
 from inflight.engine.process.engine_process import EngineProcess
 from inflight.interface.serving import AbortRequests, EngineReady
 from inflight.interface.statistics import FaultStatus
+from inflight.processes.line_wire import LineWire
 from inflight.processes.streams import BlockingStream
 from tests.unit.engine.serving.event_loop import run
 
@@ -26,9 +27,9 @@ def ends() -> Iterator[tuple[Any, ControlSocket]]:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     process: Any = object.__new__(EngineProcess)
-    process._control, process.sockets, process._received = ours, {}, b""
+    process._control, process._wire, process.sockets = ours, LineWire(ours), {}
     process.is_ready = process.has_ended = False
-    process.faults, process.suspect, process._unconnected = None, "", []
+    process.faults, process.lone_request, process._unconnected = None, "", []
     process.heard, process.removed = [], []
     process._pings = SimpleNamespace(heard=process.heard.append)
     process._loop = SimpleNamespace(remove_reader=process.removed.append)
@@ -104,7 +105,7 @@ def test_what_the_core_says_is_understood_however_it_is_cut(ends: tuple[Any, Con
     faults = FaultStatus(num_recoveries={"rank_died": 1}, last_cause="é", state="recovering")
     said: list[dict[str, object]] = [
         {"pong": True},
-        {"suspect": "a"},
+        {"lone_request": "a"},
         {
             "faults": {"num_recoveries": {"rank_died": 1}, "last_cause": "é", "state": "recovering"},
             "recovery_times": [2.5],
@@ -114,7 +115,7 @@ def test_what_the_core_says_is_understood_however_it_is_cut(ends: tuple[Any, Con
     ]
     text = b"".join(json.dumps(each).encode() + b"\n" for each in said)
     for cut in range(1, len(text)):
-        process._received, process.is_ready, process.faults, process.suspect = b"", False, None, ""
+        process.is_ready, process.faults, process.lone_request = False, None, ""
         process.heard.clear()
         process._has_news.clear()
         control._socket.sendall(text[:cut])
@@ -122,13 +123,13 @@ def test_what_the_core_says_is_understood_however_it_is_cut(ends: tuple[Any, Con
         assert not process.is_ready and not process._has_news.is_set()
         control._socket.sendall(text[cut:])
         process._read()
-        assert (process.is_ready, process.suspect, process.faults, process.heard) == (True, "a", faults, [0])
+        assert (process.is_ready, process.lone_request, process.faults, process.heard) == (True, "a", faults, [0])
         assert (process.recovery_times, process.take_unconnected()) == ((2.5,), [3])
         assert process.take_unconnected() == []
         assert process._has_news.is_set()  # so the keeper looks at once
-    control.send({"suspect": ""})
+    control.send({"lone_request": ""})
     process._read()
-    assert process.suspect == "" and process.removed == []
+    assert process.lone_request == "" and process.removed == []
     control._socket.close()
     process._read()
     assert process.removed == [process._control]  # otherwise the event loop would be woken for ever
@@ -179,7 +180,7 @@ def test_waiting_for_news_ends_with_the_news_or_with_the_time(ends: tuple[Any, C
         process._read()
         await asyncio.wait_for(process.wait_for_news(1000.0), 300)
         assert not process._has_news.is_set()  # the next call waits for other news
-        process._note_end()
+        process._record_end()
         assert process.has_ended and process.removed == [-1]
         await asyncio.wait_for(process.wait_for_news(1000.0), 300)
 

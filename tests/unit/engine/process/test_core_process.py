@@ -55,7 +55,7 @@ def test_when_the_engine_is_killed_every_stream_hears_of_it() -> None:
                 with pytest.raises(EngineDeadError, match="process is gone"):
                     await read(stream)
             assert time.monotonic() - start < 60
-            assert len(engine._streams) == 0
+            assert len(engine._requests) == 0
             for call in (engine.check_health, engine.check_ready):
                 with pytest.raises(EngineDeadError):
                     await call()
@@ -240,13 +240,13 @@ def test_outputs_that_cannot_be_sent_end_the_engines_process() -> None:
 def test_the_owner_knows_which_request_runs_alone_and_when_none_does_any_more() -> None:
     """Otherwise a request that has made progress would end when the process is lost later."""
     told: list[object] = []
-    suspects = SimpleNamespace(lone=None)
-    server: Any = CoreServer()
-    server.tell_owner, server._core = told.append, SimpleNamespace(scheduler=SimpleNamespace(suspects=suspects))
+    quarantine = SimpleNamespace(lone=None)
+    server: Any = CoreServer(told.append)
+    server._core = SimpleNamespace(scheduler=SimpleNamespace(quarantine=quarantine))
     for lone in (None, "a", "a", None, None, "b"):
-        suspects.lone = None if lone is None else SimpleNamespace(request_id=lone)
-        server._before_plan()
-    assert told == [{"suspect": "a"}, {"suspect": ""}, {"suspect": "b"}]
+        quarantine.lone = None if lone is None else SimpleNamespace(request_id=lone)
+        server.before_plan()
+    assert told == [{"lone_request": "a"}, {"lone_request": ""}, {"lone_request": "b"}]
 
 
 def test_a_name_that_is_no_class_is_refused_at_once() -> None:

@@ -14,7 +14,6 @@ import pytest
 from inflight.engine.process.control_socket import FrontEndLink
 from inflight.engine.process.core_process import CoreServer
 from inflight.engine.serving.async_llm import AsyncLLM
-from inflight.engine.serving.engine_client import CoreClient
 from inflight.engine.serving.engine_sockets import EngineSockets
 from inflight.errors import EngineDeadError, EngineError, OutOfMemoryError, StepError
 from inflight.executor.failures import failure_of
@@ -28,6 +27,10 @@ from tests.unit.engine.serving.serving import endless, mock_args, mock_engine, r
 
 FAILING = {"distributed_executor_backend": BROKEN + "FailingExecutor"}
 DYING = {"distributed_executor_backend": BROKEN + "DyingExecutor"}
+
+
+def tell_nobody(message: object) -> None:
+    pass
 
 
 @pytest.mark.parametrize(("token", "reason"), [(13, "thirteen"), (14, "fourteen"), (15, "fifteen")])
@@ -90,7 +93,7 @@ def test_requests_that_are_in_no_failed_step_go_on() -> None:
 def test_a_failure_that_names_no_request_ends_all_that_are_there() -> None:
     ours, theirs = socket.socketpair()
     link, aborted = FrontEndLink(0, BlockingStream(ours)), list[list[str]]()
-    server, step_error = CoreServer([link]), StepError("bad luck", rank=0, request_ids=["b", "ended"])
+    server, step_error = CoreServer(tell_nobody, [link]), StepError("bad luck", rank=0, request_ids=["b", "ended"])
     core: Any = SimpleNamespace(
         abort_requests=aborted.append, take_stats=lambda: stats(1), cached_names=None, block_events=None
     )
@@ -107,7 +110,7 @@ def test_a_failure_that_names_no_request_ends_all_that_are_there() -> None:
 def test_a_front_end_that_comes_while_the_engine_starts_hears_why_it_could_not() -> None:
     """Those of a replica on another machine do."""
     ours, theirs = socket.socketpair()
-    server = CoreServer()
+    server = CoreServer(tell_nobody)
     server.has_begun.set()
     server._arrivals.put(None)
     server.connect(FrontEndLink(3, BlockingStream(ours)), 0)
@@ -125,7 +128,7 @@ def test_nothing_of_a_front_end_that_is_gone_stays() -> None:
     """Also if there was nothing to send to it, as in a replica without requests."""
     ours, theirs = socket.socketpair()
     link = FrontEndLink(0, BlockingStream(ours))
-    server = CoreServer([link])
+    server = CoreServer(tell_nobody, [link])
     core: Any = SimpleNamespace(abort_requests=lambda _: None)
     server._core = core
     server._take((link, None))
@@ -139,15 +142,15 @@ def test_nothing_of_a_front_end_that_is_gone_stays() -> None:
 def test_an_arrival_ends_the_wait_for_a_step_and_so_does_the_step() -> None:
     ours, theirs = socket.socketpair()
     link, aborted = FrontEndLink(0, BlockingStream(ours)), list[set[str]]()
-    server, step = CoreServer([link]), Future[ModelRunnerOutput]()
+    server, step = CoreServer(tell_nobody, [link]), Future[ModelRunnerOutput]()
     server._core = SimpleNamespace(abort_requests=aborted.append)  # type: ignore[assignment]
     server._owners = {"a": link}
     server._arrivals.put(None)  # an executor's news end no wait
     threading.Timer(0.01, server._arrivals.put, [(link, AbortRequests(request_ids=("a",)))]).start()
-    assert server._wait_for_arrival(step) and aborted == [{"a"}]
+    assert server.wait_for_arrival(step) and aborted == [{"a"}]
     threading.Timer(0.01, step.cancel).start()
-    assert not server._wait_for_arrival(step)
-    assert not server._wait_for_arrival(step), "one that is done is not waited for"
+    assert not server.wait_for_arrival(step)
+    assert not server.wait_for_arrival(step), "one that is done is not waited for"
     assert server._arrivals.empty(), "each step wakes the loop once"
     link.outbox.close(1.0)
     ours.close()
@@ -172,7 +175,7 @@ def test_a_rank_that_cannot_compute_any_more_is_the_end_of_the_engine() -> None:
 def test_a_rank_that_dies_while_nobody_asks_for_anything_is_the_end_of_the_engine() -> None:
     async def test() -> None:
         async with mock_engine(DYING | MORTAL) as engine:
-            await until(lambda: bool(engine._death))
+            await until(lambda: bool(engine._requests.death))
             with pytest.raises(EngineDeadError, match=r"the engine has failed: .*rank 0 is gone \(old age\)") as error:
                 await engine.check_health()
             assert error.value.summary == "rank 0 has died"
@@ -191,22 +194,6 @@ def test_a_lost_rank_is_the_end_of_the_engine() -> None:
             assert await asyncio.to_thread(have_ended, [pid_of(engine)], 60.0)
             assert engine._keepers[0].process is not None
             assert engine._keepers[0].process.process.exit_code == 1
-
-    run(test)
-
-
-def test_the_news_that_the_engine_has_died_is_the_end_though_its_process_still_runs() -> None:
-    async def test() -> None:
-        ours, theirs = socket.socketpair()
-        reasons: list[str] = []
-        client = CoreClient()
-        client.on_end = reasons.append
-        await client.connect(ours)
-        engine = BlockingStream(theirs)
-        engine.send(EngineDied(reason="rank 0 is lost"))
-        await asyncio.wait_for(client.closed, 60.0)
-        assert reasons == ["the engine has failed: rank 0 is lost"]
-        engine.close()
 
     run(test)
 

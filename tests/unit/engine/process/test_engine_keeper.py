@@ -7,16 +7,20 @@ import errno
 import os
 import signal
 import socket
+import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from inflight.engine.process import engine_keeper
+from inflight.engine.process import engine_keeper, engine_process
 from inflight.engine.process.engine_process import EngineProcess
 from inflight.errors import EngineDeadError, EngineRecoveringError
 from inflight.interface.request import MAX_FAULTS
+from inflight.processes.child_process import ChildProcess, stop_processes
+from inflight.processes.line_wire import LineWire
 from inflight.sampling_params import SamplingParams
 from tests.unit.engine.process.core_process_cases import BROKEN, pid_of
 from tests.unit.engine.serving.event_loop import run, until
@@ -126,6 +130,33 @@ def test_a_process_that_cannot_be_started_at_once_is_started_later(monkeypatch: 
     run(test)
 
 
+def test_an_engine_that_is_closed_while_it_replaces_its_process_leaves_no_socket_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The lost process is being closed when that is cancelled."""
+    stopping, may_stop = threading.Event(), threading.Event()
+
+    def stop(processes: Iterable[ChildProcess], seconds: float) -> None:
+        stopping.set()
+        may_stop.wait(60)
+        stop_processes(processes, seconds)
+
+    async def test() -> None:
+        async with mock_engine() as engine:
+            process = engine._keepers[0].process
+            assert process is not None
+            monkeypatch.setattr(engine_process, "stop_processes", stop)
+            os.kill(process.process.pid, signal.SIGKILL)
+            await asyncio.to_thread(stopping.wait, 60)
+            closing = asyncio.create_task(engine.close())
+            await asyncio.sleep(0.1)
+            may_stop.set()
+            await closing
+        assert process._control.fileno() == -1
+
+    run(test)
+
+
 def test_after_the_last_recovery_the_engine_is_given_up() -> None:
     async def test() -> None:
         async with mock_engine({"fault_tolerance_config": {"max_recoveries": 0}}) as engine:
@@ -207,11 +238,11 @@ def test_a_process_that_dies_just_after_it_was_ready_counts_as_ready() -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             process = object.__new__(EngineProcess)
-            process._loop, process._control, process._received = asyncio.get_running_loop(), ours, b""
+            process._loop, process._control, process._wire = asyncio.get_running_loop(), ours, LineWire(ours)
             process.process = SimpleNamespace(pidfd=theirs.fileno())  # type: ignore[assignment]
             process._has_news, process.is_ready = asyncio.Event(), False
             theirs.sendall(b'{"ready": true}\n')
-            process._note_end()
+            process._record_end()
             assert process.is_ready and process.has_ended
 
     run(test)

@@ -81,8 +81,8 @@ def test_requests_that_ran_alone_in_lost_processes_are_told_to_all_later_ones(mo
         scene = Scene(monkeypatch)
         process = await scene.started()
         guilty = []
-        for number, suspect in enumerate(("a", "", "b"), 1):
-            process.suspect = suspect
+        for number, lone_request in enumerate(("a", "", "b"), 1):
+            process.lone_request = lone_request
             process.ends()
             process = await scene.next_process(number)
             process.becomes_ready()

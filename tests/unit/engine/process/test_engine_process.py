@@ -35,6 +35,7 @@ class PlayedChild:
         self.pidfd, self._life = os.pipe()
         self.exit_code: int | None = None
         self.signals: list[int] = []
+        self.is_closed = False
         self.made.append(self)
         if self.is_born_dead:
             self.control.close()
@@ -54,6 +55,7 @@ class PlayedChild:
         self.signals.append(number)
 
     def close(self) -> None:
+        self.is_closed = True
         os.close(self.pidfd)
         if self.exit_code is None:
             os.close(self._life)
@@ -118,7 +120,7 @@ def test_a_process_that_ends_at_once_is_told(stops: list[Any], monkeypatch: pyte
         with pytest.raises(EngineDeadError, match="the engine's process is gone: exit code None"):
             start()
         assert stops == [([PlayedChild.made[0]], MAX_END_SECONDS)]
-        PlayedChild.made[0].close()
+        assert PlayedChild.made[0].is_closed
 
     run(test)
 
@@ -133,7 +135,7 @@ def test_a_process_that_is_gone_before_it_begins_is_told(stops: list[Any]) -> No
         loop = asyncio.get_running_loop()
         assert not loop.remove_reader(child.pidfd), "nobody listens any more"
         assert all(each.fileno() == -1 for each in process.sockets.values())
-        child.close()
+        assert child.is_closed
 
     run(test)
 
@@ -143,7 +145,7 @@ def test_a_new_process_has_one_front_end_and_has_said_nothing(stops: list[Any]) 
         process = EngineProcess(EngineArgs(), engine_config())
         assert PlayedChild.made[-1].title == "inflight: engine"
         assert (process.is_ready, process.has_ended, process.was_killed) == (False, False, False)
-        assert (process.num_blocks, process.recovery_times, process.faults, process.suspect) == (0, (), None, "")
+        assert (process.num_blocks, process.recovery_times, process.faults, process.lone_request) == (0, (), None, "")
         process.begin()
         assert process.sockets.keys() == {0}
         await process.close()
@@ -158,8 +160,8 @@ def test_what_the_core_says_and_its_end_are_noticed(stops: list[Any], is_ready: 
         descriptors = [process.process.fileno(), process._control.fileno()]
         control = ControlSocket(child.control)
         if is_ready:
-            control.send({"suspect": "a"})
-            await until(lambda: process.suspect == "a")
+            control.send({"lone_request": "a"})
+            await until(lambda: process.lone_request == "a")
             control.send({"ready": 4096})
         else:
             control.send({"failed": "no memory"})

@@ -200,7 +200,7 @@ def test_subscriptions_to_other_topics_are_not_accepted(monkeypatch: pytest.Monk
         with monkeypatch.context() as patch:
             patch.setattr(publisher, "_events", Recorder())  # no peer has connected, so the thread does not use it
             for frame in (b"\x01other", b"\x01kv@", b"\x01", b"\x01kv", b"\x00k", b"", b"\x02garbage"):
-                publisher._note_subscription(frame)
+                publisher._record_subscription(frame)
     subscribe, unsubscribe = zmq.SUBSCRIBE, zmq.UNSUBSCRIBE
     assert accepted == [(subscribe, b""), (subscribe, b"kv"), (unsubscribe, b"k")]
 

@@ -62,8 +62,9 @@ def test_names_of_blocks_are_merged_and_given_up_if_there_are_too_many(monkeypat
     outbox, reader = Outbox(BlockingStream(ours), "outbox"), BlockingStream(theirs)
     a, b, c = (bytes([i]) * 32 for i in range(3))
     with outbox._wakes:  # the thread does not run
-        for names in ({a: True, b: True}, {b: False, c: True}):
-            outbox.put_names(names)
+        outbox.put_names({a: True, b: True}, (0, 1))
+        outbox.put_names({b: False, c: True})
+    assert reader.receive() == CachedBlocks(stored=b"", removed=b"", is_first=True, kinds=(0, 1))
     assert reader.receive() == CachedBlocks(stored=a + c, removed=b)
     monkeypatch.setattr(outbox_module, "MAX_NAMES", 2)
     monkeypatch.setattr(outbox_module, "NAMES_OF_MESSAGE", 1)

@@ -19,10 +19,10 @@ from inflight.engine.process.head_links import join_head
 from inflight.engine.process.remote_replica import make_keepers, terms_of
 from inflight.engine.start.model_files import resolve_config
 from inflight.errors import ConfigError
-from inflight.executor import join
 from inflight.handshake import RefusedError, introduce
 from inflight.interface.codec import encode, schema_digest
 from inflight.interface.start_up import Hello, ReplicaHello
+from inflight.processes import acceptor as acceptor_module
 from inflight.processes.streams import IoStream
 from tests.unit.engine.process.head_cases import TERMS, TOKEN, config_of_replica, head_of
 from tests.unit.engine.process.played_processes import PlayedFrontEnd
@@ -277,7 +277,9 @@ def test_a_new_process_waits_until_it_is_known_whether_the_last_one_lives(lives:
         await until(lambda: replica.spare is not None)
         made[0].close()
         await until(lambda: replica.spare is None)
-        assert 0 < replica.doubt_seconds("two") <= 2 * join.RETRY_SECONDS and replica.doubt_seconds("one") == 0
+        assert (
+            0 < replica.doubt_seconds("two") <= 2 * acceptor_module.RETRY_SECONDS and replica.doubt_seconds("one") == 0
+        )
         asked: list[str] = []
 
         def doubt_seconds(process: str) -> float:
@@ -305,7 +307,7 @@ def test_a_new_process_waits_until_it_is_known_whether_the_last_one_lives(lives:
         stranger = socket.create_connection(("127.0.0.1", port))
         with stranger, pytest.raises(RefusedError):  # it does not have to wait
             await asyncio.to_thread(introduce, stranger, b"join", (1).to_bytes(4), b"guessed")
-        await until(lambda: not acceptor._strangers)
+        await until(lambda: not [*acceptor._acceptor._strangers, *acceptor._acceptor._proven])
         trial = asyncio.create_task(joined(port, is_trial=True, headless="two"))
         await until(lambda: asked.count("two") > 1)
         assert not trial.done()
@@ -327,7 +329,7 @@ def test_a_new_process_waits_until_it_is_known_whether_the_last_one_lives(lives:
 
 @pytest.mark.parametrize("kind", ["token", "garbage", "hello of a rank", "silence", "too much"])
 def test_strangers_harm_nothing(kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(join, "MAX_HELLO_SECONDS", 0.3 if kind == "silence" else 300.0)
+    monkeypatch.setattr(acceptor_module, "MAX_HELLO_SECONDS", 0.3 if kind == "silence" else 300.0)
 
     async def test() -> None:
         port = free_port()
@@ -356,7 +358,7 @@ def test_strangers_harm_nothing(kind: str, monkeypatch: pytest.MonkeyPatch, capl
                     while await asyncio.to_thread(stranger.recv, 100):
                         pass
         assert not early.sockets
-        monkeypatch.setattr(join, "MAX_HELLO_SECONDS", 60.0)
+        monkeypatch.setattr(acceptor_module, "MAX_HELLO_SECONDS", 60.0)
         made = await joined(port)
         await until(lambda: bool(early.sockets))
         await replica.close()

@@ -21,6 +21,7 @@ from inflight.interface.request import (
 from inflight.outputs import RequestOutput
 from inflight.sampling_params import SamplingParams
 from tests.support.fakes_tokenizer import BYTE_VOCAB_SIZE
+from tests.support.request_parts import asked_parts
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 
@@ -37,7 +38,11 @@ def request(request_id: str = "r", prompt: list[int] | None = None, **params: An
     sampling = ResolvedSampling(params=SamplingParams(**params), seed=0, max_tokens=99)
     n = sampling.params.n
     sequences = tuple(
-        EngineCoreRequest(request_id=request_id if n == 1 else f"{index}_{request_id}", sampling=sampling)
+        EngineCoreRequest(
+            request_id=request_id if n == 1 else f"{index}_{request_id}",
+            sampling=sampling,
+            parts=asked_parts(sampling.params, index=index),
+        )
         for index in range(n)
     )
     return ProcessedRequest(

@@ -77,6 +77,19 @@ def test_the_tags_of_the_prompt_say_where_the_reasoning_is() -> None:
     assert found is not None and found.is_open, "a prompt that a client has rendered itself"
 
 
+def test_behind_calls_no_reasoning_is_looked_for() -> None:
+    """In a text without a grammar: the beginnings of the calls that the template writes."""
+    call = (
+        '{% for c in m.tool_calls or [] %}<tool_call>\n{"name": "{{ c.function.name }}", "arguments": '
+        "{{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}"
+    )
+    each = frames(THINKING.replace("{{ m.content }}", "{{ m.content }}" + call))
+    found = find(each, "?<think>", thinking_token_budget=7)
+    assert found is not None and found.calls == ("<tool_call>",)
+    found = find(each, "?<think>", thinking_token_budget=7, structured_outputs=CHOICE)
+    assert found is not None and not found.calls
+
+
 def test_the_frame_of_the_caller_counts() -> None:
     found = find(frames(), "?", given=OPEN, thinking_token_budget=7)
     assert found is not None and replace(found, max_reasoning_tokens=None, closing_token_ids=()) == OPEN

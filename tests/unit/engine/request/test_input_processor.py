@@ -10,16 +10,17 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from inflight.config.architecture import AttentionSpec, LayerSpec, MlpSpec, ModelArchitecture, RopeConfig
+from inflight.config.architecture import GatedMlpSpec, LayerSpec, ModelArchitecture
 from inflight.config.engine import EngineConfig, ModelConfig
+from inflight.config.mixers import AttentionSpec, RopeConfig
 from inflight.config.reasoning import ReasoningConfig
 from inflight.engine.request.input_processor import InputProcessor, ProcessedRequest
 from inflight.errors import ContextLengthExceededError, InvalidRequestError
+from inflight.interface.prompt_logprobs import PromptLogprobsPart
 from inflight.interface.request import AnswerFrame
 from inflight.sample.seeds import derive_seed
 from inflight.sampling_params import SamplingParams
 from inflight.structured_outputs_params import StructuredOutputsParams
-from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.tokenizer import Tokenizer
 from tests.support.fakes_tokenizer import BYTE_VOCAB_SIZE, EOS_ID, byte_tokenizer, trained
 
@@ -30,7 +31,7 @@ def make(
     tokenizer: Tokenizer | str | None = "bytes", generation_config: dict[str, Any] | None = None, **kwargs: Any
 ) -> Any:
     layer = LayerSpec(
-        attention=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=8, rope=RopeConfig()), mlp=MlpSpec(size=8)
+        mixer=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=8, rope=RopeConfig()), mlp=GatedMlpSpec(size=8)
     )
     architecture = ModelArchitecture(
         name="LlamaForCausalLM", vocab_size=kwargs.pop("vocab_size", BYTE_VOCAB_SIZE), hidden_size=8, layers=(layer,),
@@ -344,45 +345,9 @@ def test_sequences() -> None:
     assert [sequence.prompt_leader for sequence in request.sequences] == [None, "0_r", "0_r"]
     assert [sequence.sampling.seed for sequence in request.sequences] == [derive_seed(11, i) for i in range(3)]
     assert request.sequences[0].sampling.seed == process("hi", seed=11).sequences[0].sampling.seed
-    assert [sequence.sampling.params.prompt_logprobs for sequence in request.sequences] == [2, None, None]
+    assert [sequence.parts for sequence in request.sequences] == [(PromptLogprobsPart(num_logprobs=2),), (), ()]
     assert {sequence.sampling.params.logprobs for sequence in request.sequences} == {1}
     assert request.params.n == 3
-
-
-# -- chats ---------------------------------------------------------------------------------------------------------------
-
-HERMES = """{% for message in messages %}{{ message.role }}: {{ message.content }}
-{% for call in message.tool_calls or [] %}<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>{% endfor %}{% endfor %}"""
-
-
-def tool(*, strict: bool) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": strict}}
-
-
-def test_strict_tools_of_a_chat_get_a_grammar() -> None:
-    processor = make(generation_config={"temperature": 0.25})
-    given = SamplingParams(max_tokens=3)
-    for params in (None, given):
-        assert processor.with_strict_tools(params, [tool(strict=True)]) is params  # without a template
-    processor.chat_template = ChatTemplate({"default": HERMES})
-    for params in (None, given):
-        assert processor.with_strict_tools(params, None) is params
-        assert processor.with_strict_tools(params, []) is params
-        assert processor.with_strict_tools(params, [tool(strict=False)]) is params
-        constrained = processor.with_strict_tools(params, [tool(strict=True)])
-        assert constrained.structured_outputs.structural_tag
-        assert dataclasses.replace(constrained, structured_outputs=None) == (params or processor.default_params)
-    assert processor.default_params.temperature == 0.25
-
-
-def test_a_chat_without_a_template_is_refused() -> None:
-    processor = make()
-    with pytest.raises(InvalidRequestError, match="chat needs a tokenizer"):
-        processor.render_text([{"role": "user", "content": "hi"}])
-    processor.chat_template = ChatTemplate({"default": HERMES})
-    assert processor.render_text([{"role": "user", "content": "hi"}], add_generation_prompt=False) == "user: hi\n"
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:

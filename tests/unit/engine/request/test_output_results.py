@@ -10,10 +10,12 @@ import pytest
 from inflight.engine.request.output_processor import OutputProcessor
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.interface.events import ContentDelta, Event, ReasoningDelta
-from inflight.interface.request import EngineCoreOutput, FinishReason, LogprobsColumns
+from inflight.interface.prompt_logprobs import PromptLogprobsPart
+from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason, LogprobsColumns
 from inflight.outputs import Logprob
 from inflight.parsers.selector import create_output_parser
 from tests.support.fakes_tokenizer import byte_tokenizer
+from tests.support.request_parts import prompt_results
 from tests.unit.engine.request.output_cases import CUMULATIVE, DELTA, FINAL_ONLY, Processor, columns, output, request
 
 
@@ -48,9 +50,9 @@ def test_a_tied_token_has_one_entry_with_its_own_rank() -> None:
 def test_prompt_logprobs_come_whole(kind: RequestOutputKind) -> None:
     processor = Processor(byte_tokenizer())
     processor.add_request(request(prompt=[97, 98, 99, 100], prompt_logprobs=0), kind)
-    results = processor.process([output("r", [], prompt_logprobs=columns([98, 99], 2))]).request_outputs
+    results = processor.process([output("r", [], parts=prompt_results(columns([98, 99], 2)))]).request_outputs
     assert all(result.prompt_logprobs is None for result in results)
-    results += processor.process([output("r", [1], prompt_logprobs=columns([100], 2))]).request_outputs
+    results += processor.process([output("r", [1], parts=prompt_results(columns([100], 2), 3))]).request_outputs
     results += processor.process([output("r", [2], FinishReason.LENGTH)]).request_outputs
     expected = [None, *({i: Logprob(-0.5 - i, i + 3, chr(i))} for i in (98, 99, 100))]
     found = [result.prompt_logprobs for result in results if result.prompt_logprobs is not None]
@@ -103,23 +105,29 @@ def test_results_do_not_share_lists_with_the_processor() -> None:
     assert first.outputs[0].text == "a"
 
 
+def num_done(sequence: EngineCoreRequest) -> int | None:
+    return next((part.num_done for part in sequence.parts if isinstance(part, PromptLogprobsPart)), None)
+
+
 def test_a_resumed_request_brings_what_its_caller_has() -> None:
     processor = OutputProcessor(None)
     processed = request("r", [1, 2, 3, 4], n=2, temperature=1.0, prompt_logprobs=0, detokenize=False)
     state = processor.add_request(processed, RequestOutputKind.DELTA)
     assert all(sent is made for sent, made in zip(state.resumed_sequences(), processed.sequences, strict=True))
     first, second = (sequence.request_id for sequence in processed.sequences)
-    piece = EngineCoreOutput(request_id=first, new_token_ids=(), prompt_logprobs=columns([2, 3], 0))
+    piece = EngineCoreOutput(request_id=first, new_token_ids=(), parts=prompt_results(columns([2, 3], 0)))
     processor.update([piece])
-    assert [sequence.num_prompt_logprobs_done for sequence in state.resumed_sequences()] == [3, 1]
+    assert [num_done(sequence) for sequence in state.resumed_sequences()] == [3, None]
     processor.update([EngineCoreOutput(request_id=second, new_token_ids=(7, 8), num_cached_tokens=4)])
     assert state.take_output() is not None  # a delta takes the tokens away from its caller's view only
-    rest = EngineCoreOutput(request_id=first, new_token_ids=(5,), prompt_logprobs=columns([4], 0), num_cached_tokens=2)
+    rest = EngineCoreOutput(
+        request_id=first, new_token_ids=(5,), parts=prompt_results(columns([4], 0), 3), num_cached_tokens=2
+    )
     processor.update([rest])
     assert state.take_output() is not None
     found = state.resumed_sequences()
     assert [sequence.emitted_token_ids for sequence in found] == [(5,), (7, 8)]
-    assert [sequence.num_prompt_logprobs_done for sequence in found] == [4, 1]
+    assert [num_done(sequence) for sequence in found] == [4, None]
     processor.update([EngineCoreOutput(request_id=first, new_token_ids=(6,), finish_reason=FinishReason.LENGTH)])
     assert [sequence.request_id for sequence in state.resumed_sequences()] == [second]
     assert state.num_cached_tokens == 2
@@ -155,7 +163,6 @@ def test_losses_of_an_engine_are_counted_until_there_is_progress() -> None:
     processor = Processor(byte_tokenizer())
     state = processor.add_request(request(n=2), DELTA)
     assert state.num_losses == 0
-    assert [sequence.num_prompt_logprobs_done for sequence in state.resumed_sequences()] == [1, 1]
 
     def lose(*token_ids: int) -> list[int]:
         """The counts after these tokens of the first sequence, and then a loss."""

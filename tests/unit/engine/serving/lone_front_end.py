@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,19 +12,25 @@ from inflight.config.reasoning import ReasoningConfig
 from inflight.engine.request.input_processor import InputProcessor, ProcessedRequest
 from inflight.engine.serving.admission import QueueLimits
 from inflight.engine.serving.async_llm import AsyncLLM
-from inflight.engine.serving.engine_client import EngineClient, EngineState
+from inflight.engine.serving.engine_client import EngineClient, EngineListener, EngineState
 from inflight.engine.serving.engine_sockets import EngineSockets
+from inflight.engine.serving.replicas import Replicas
+from inflight.engine.serving.running_requests import RunningRequests
 from inflight.interface.codec import Message
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import EngineOutputs, EngineReady
+from inflight.metrics.observer import EngineObserver
 from tests.support.fakes_tokenizer import byte_tokenizer
 
 
 class RecordingClient(EngineClient):
     """Keeps what would go to the engine. `calls`: of "pause" and "resume", in order. `ended`: reasons given to `end`."""
 
-    def __init__(self, limits: QueueLimits | None = None, max_num_seqs: int = 1, index: int = 0) -> None:
-        super().__init__(EngineSockets(), FaultToleranceConfig(), index=index, limits=limits, max_num_seqs=max_num_seqs)
+    def __init__(
+        self, listener: EngineListener, limits: QueueLimits | None = None, max_num_seqs: int = 1, index: int = 0
+    ) -> None:
+        shape: dict[str, Any] = {"index": index, "limits": limits, "max_num_seqs": max_num_seqs}
+        super().__init__(EngineSockets(), FaultToleranceConfig(), listener, **shape)
         self.state = EngineState.CONNECTED
         self.sent: list[Message] = []
         self.calls: list[str] = []
@@ -69,9 +76,25 @@ def front_end_of(
     )
     parts: dict[str, Any] = {"chat_template": None, "default_params": None, "default_max_tokens": None}
     processor = SimpleNamespace(config=config, tokenizer=byte_tokenizer(), **parts)
-    clients = [RecordingClient(limits, max_num_seqs, index) for index in range(num_replicas)]
-    ready = [EngineReady(front_end=0, num_kv_cache_tokens=2**16)] * num_replicas
-    return AsyncLLM(cast("InputProcessor", processor), clients, ready), clients
+    clients: list[RecordingClient] = []
+
+    def make(listener: EngineListener) -> list[RecordingClient]:
+        clients.extend(RecordingClient(listener, limits, max_num_seqs, index) for index in range(num_replicas))
+        return clients
+
+    return front_end(cast("InputProcessor", processor), make), clients
+
+
+def front_end(
+    processor: InputProcessor,
+    make_clients: Callable[[EngineListener], Sequence[EngineClient]],
+    observers: Sequence[EngineObserver] = (),
+) -> AsyncLLM:
+    """One whose engines are these clients, which are connected. To be called on the event loop."""
+    requests = RunningRequests(processor.tokenizer, observers)
+    replicas = Replicas(requests, processor.config, make_clients)
+    ready = [EngineReady(front_end=0, num_kv_cache_tokens=2**16)] * len(replicas.engines)
+    return AsyncLLM(processor, requests, replicas, ready)
 
 
 def answer(
@@ -81,7 +104,7 @@ def answer(
     ids = [
         sequence.request_id
         for each in requests
-        for sequence in engine._outputs._requests[each.request_id].request.sequences
+        for sequence in engine._requests.outputs._requests[each.request_id].request.sequences
     ]
     outputs = [EngineCoreOutput(request_id=each, new_token_ids=tuple(token_ids), finish_reason=finish) for each in ids]
-    engine._replicas.engines[0]._take_outputs(EngineOutputs(outputs=tuple(outputs), num_received=0, stats=None))
+    engine._replicas.engines[0].take_outputs(EngineOutputs(outputs=tuple(outputs), num_received=0, stats=None))

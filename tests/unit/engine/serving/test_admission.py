@@ -215,13 +215,13 @@ def test_with_nothing_to_wait_for_it_ends_at_once() -> None:
 def test_it_ends_with_the_last_of_those_that_run() -> None:
     async def test() -> None:
         drain = Drain()
-        drain.note_running(2)
+        drain.record_running(2)
         drained = asyncio.create_task(drain.run(LONG))
         await asyncio.sleep(0)
-        drain.note_running(1)
+        drain.record_running(1)
         await asyncio.sleep(0.01)
         assert not drained.done()
-        drain.note_running(0)
+        drain.record_running(0)
         await drained
 
     run(test)
@@ -252,14 +252,14 @@ def test_what_is_accepted_counts_until_it_runs_and_then_until_it_ends() -> None:
         with drain.accepted():
             drained = asyncio.create_task(drain.run(LONG))
             await asyncio.sleep(0)
-            drain.note_running(1)
-            drain.note_running(0)  # another one has ended meanwhile
+            drain.record_running(1)
+            drain.record_running(0)  # another one has ended meanwhile
             await asyncio.sleep(0.01)
             assert not drained.done()
-            drain.note_running(1)
+            drain.record_running(1)
         await asyncio.sleep(0.01)
         assert not drained.done()
-        drain.note_running(0)
+        drain.record_running(0)
         await drained
 
     run(test)
@@ -268,7 +268,7 @@ def test_what_is_accepted_counts_until_it_runs_and_then_until_it_ends() -> None:
 def test_when_its_time_is_over_nothing_is_submitted_any_more() -> None:
     async def test() -> None:
         drain = Drain()
-        drain.note_running(1)
+        drain.record_running(1)
         with drain.accepted():
             with pytest.raises(TimeoutError):
                 await drain.run(0.01)

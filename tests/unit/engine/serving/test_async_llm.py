@@ -111,7 +111,7 @@ def test_what_a_slow_reader_has_not_read_is_merged_and_no_token_is_lost() -> Non
         async with mock_engine() as engine:
             slow, fast = [await submit(engine, name, "abc", endless(200)) for name in ("slow", "fast")]
             quick = await read(fast)
-            await until(lambda: slow._state.finished)
+            await until(lambda: slow._queue.state.finished)
             merged = await read(slow)
             wanted = mock_tokens(engine.tokenizer, slow.request.prompt_token_ids, 200)
             assert len(quick) > 50
@@ -161,7 +161,7 @@ def test_random_cancels_leave_nothing_behind() -> None:
                     await generator.aclose()
 
             await asyncio.gather(*(one(i) for i in range(200)))
-            assert len(engine._streams) == 0
+            assert len(engine._requests) == 0
 
             def is_idle() -> bool:
                 stats = stats_of(engine)
@@ -204,10 +204,10 @@ def test_a_timeout() -> None:
             with pytest.raises(RequestTimeoutError, match=r"timeout of 0\.1 s"):
                 await read(stream)
             assert time.monotonic() - start < 60
-            assert len(engine._streams) == 0
+            assert len(engine._requests) == 0
             stream = await submit(engine, "a", "x", endless(3), timeout=300.0)
             assert len(await read(stream)) >= 1
-            assert stream.timer is not None and stream.timer.cancelled()
+            assert stream._queue.timer is not None and stream._queue.timer.cancelled()
 
     run(test)
 
@@ -221,7 +221,7 @@ def test_what_cannot_be_taken_in_at_all_is_the_end_and_no_silence(monkeypatch: p
             def update(outputs: object) -> Update:
                 raise ZeroDivisionError("a defect")
 
-            monkeypatch.setattr(engine._outputs, "update", update)
+            monkeypatch.setattr(engine._requests.outputs, "update", update)
             for stream in streams:
                 with pytest.raises(EngineDeadError, match="failed to process outputs of the engine: ZeroDivisionError"):
                     await read(stream)
@@ -296,12 +296,12 @@ def test_requests_that_belong_together_are_admitted_as_one() -> None:
             await until(lambda: stats_of(engine).num_running == 0)
             with pytest.raises(InvalidRequestError, match="still running"):
                 engine.submit_all(await some("g", "g"))
-            assert len(engine._streams) == 0  # none was started
+            assert len(engine._requests) == 0  # none was started
             again = await some("h", "g")
             running = engine.submit_all(await some("g"))  # two have slots, and there is room for two
             with pytest.raises(InvalidRequestError, match="'g' is still running"):
                 engine.submit_all(again)
-            assert len(engine._streams) == 1
+            assert len(engine._requests) == 1
             assert len(tokens_of(await read(running[0]))) == 5
 
     run(test)

@@ -33,7 +33,7 @@ def test_what_has_arrived_is_delivered_when_the_engine_dies() -> None:
             assert (text_of(outputs), reasons_of(outputs)) == ("ab", ["length"])
         with pytest.raises(EngineDeadError, match="the engine is gone"):
             await read(unfinished)
-        assert len(engine._streams) == 0
+        assert len(engine._requests) == 0
 
     run(test)
 

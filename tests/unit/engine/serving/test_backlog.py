@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,15 +14,19 @@ import pytest
 from inflight.engine.request.output_processor import OutputProcessor
 from inflight.engine.serving import backlog as backlog_module
 from inflight.engine.serving.backlog import SLICE_LOGPROBS, SLICE_OUTPUTS, Backlog
+from inflight.engine.serving.engine_client import EngineListener
+from inflight.interface.prompt_logprobs import PromptLogprobsResult
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.outputs import RequestOutput
 from tests.support.fakes_tokenizer import byte_tokenizer
+from tests.support.request_parts import prompt_results
 from tests.unit.engine.request.output_cases import columns, output, request, without_times
 from tests.unit.engine.serving.lone_front_end import RecordingClient
 
 
 def make(take_in: Callable[[Sequence[EngineCoreOutput]], None]) -> tuple[Backlog, RecordingClient]:
-    client = RecordingClient()
+    listener = SimpleNamespace(process=take_in)
+    client = RecordingClient(cast("EngineListener", listener))
     return Backlog(client, take_in), client
 
 
@@ -151,7 +157,7 @@ def test_an_output_with_many_logprobs_is_taken_in_in_pieces(
         tokens,
         finish,
         logprobs=columns(tokens, k) if tokens else None,
-        prompt_logprobs=columns(prompt[1:], k) if num_prompt else None,
+        parts=prompt_results(columns(prompt[1:], k)) if num_prompt else (),
         stop_reason=5 if finish is FinishReason.STOP and tokens else None,
         error="a failure" if finish is FinishReason.ERROR else "",
         num_cached_tokens=16,
@@ -206,6 +212,7 @@ def test_small_outputs_with_logprobs_are_taken_in_together() -> None:
 def test_numpy_is_not_copied() -> None:
     """A piece is a view of the output's columns."""
     whole = columns([97] * 500, 20)
-    for piece in backlog_module._pieces(output("r", [], prompt_logprobs=whole)):
-        if piece.prompt_logprobs is not None:
-            assert np.shares_memory(piece.prompt_logprobs.token_ids, whole.token_ids)
+    for piece in backlog_module._pieces(output("r", [], parts=prompt_results(whole))):
+        for part in piece.parts:
+            assert isinstance(part, PromptLogprobsResult)
+            assert np.shares_memory(part.columns.token_ids, whole.token_ids)

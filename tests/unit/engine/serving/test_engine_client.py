@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from inflight.engine.serving.engine_sockets import EngineSockets
 from inflight.errors import EngineDeadError, OutOfMemoryError
 from inflight.executor.failures import failure_of
 from inflight.interface.codec import Message
+from inflight.interface.request import EngineCoreOutput
 from inflight.interface.serving import (
     AbortRequests,
     EngineDied,
@@ -41,12 +42,12 @@ def lost_because(client: EngineClient) -> str:
 
 
 class Played:
-    """A connection, the sockets that it gets, and what it has told. `events`: (name of the callback, argument)."""
+    """A connection, the sockets that it gets, and its listener. `events`: (what it was told, the argument)."""
 
     def __init__(self, *, is_remote: bool = False, **changes: Any) -> None:
         self.sockets = EngineSockets()
         faults = replace(FaultToleranceConfig(), **changes)
-        self.connection = EngineClient(self.sockets, faults, is_remote=is_remote)
+        self.connection = EngineClient(self.sockets, faults, self, is_remote=is_remote)
         self.events: list[tuple[str, object]] = []
         self.streams: list[BlockingStream] = []
 
@@ -63,16 +64,25 @@ class Played:
     async def open(self, front_end: int = 3) -> BlockingStream:
         stream = self.new_process(EngineReady(front_end=front_end, num_kv_cache_tokens=10))
         assert (await self.connection.open()).front_end == front_end
-        connection = self.connection
-        connection.on_outputs = self.note("outputs")
-        connection.on_faults = lambda status: self.events.append(("faults", (status.state, status.last_cause)))
-        connection.on_lost = self.note("lost")
-        connection.on_end = self.note("end")
-        connection.on_restored = lambda: self.events.append(("restored", lost_because(connection)))
         return stream
 
-    def note(self, name: str) -> Callable[[object], None]:
-        return lambda argument: self.events.append((name, argument))
+    def process(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        self.events.append(("process", outputs))
+
+    def outputs_arrived(self, engine: EngineClient, message: EngineOutputs) -> None:
+        self.events.append(("outputs", message))
+
+    def faults_changed(self, engine: EngineClient, status: FaultStatus) -> None:
+        self.events.append(("faults", (status.state, status.last_cause)))
+
+    def engine_lost(self, engine: EngineClient, reason: str) -> None:
+        self.events.append(("lost", reason))
+
+    def engine_restored(self, engine: EngineClient) -> None:
+        self.events.append(("restored", lost_because(engine)))
+
+    def engine_ended(self, engine: EngineClient, reason: str) -> None:
+        self.events.append(("end", reason))
 
     async def has(self, name: str) -> None:
         await until(lambda: any(event[0] == name for event in self.events))
@@ -81,6 +91,10 @@ class Played:
         await self.connection.close()
         for stream in self.streams:
             stream.close()
+
+
+def names(played: Played) -> list[str]:
+    return [name for name, _ in played.events]
 
 
 def outputs(num_received: int) -> EngineOutputs:
@@ -131,8 +145,6 @@ def test_a_replica_on_another_machine_may_be_away_for_any_time(monkeypatch: pyte
         monkeypatch.setattr(engine_client, "GRACE_SECONDS", 0.0)
         played = Played(is_remote=True, engine_recovery_timeout_sec=0.01)
         connection = played.connection
-        connection.on_end = played.note("end")
-        connection.on_restored = lambda: played.events.append(("restored", ""))
         played.sockets.fail(EngineDeadError("the machine of the replica is away"))
         with pytest.raises(EngineDeadError, match="is away"):
             await connection.open()
@@ -147,12 +159,13 @@ def test_a_replica_on_another_machine_may_be_away_for_any_time(monkeypatch: pyte
             stream = BlockingStream(theirs)
             played.streams.append(stream)
             stream.send(EngineReady(front_end=3, num_kv_cache_tokens=10))
-            await until(lambda number=number: len(played.events) == number + 1)  # type: ignore[misc]
+            await until(lambda number=number: names(played).count("restored") == number + 1)  # type: ignore[misc]
             connection.send(AbortRequests(request_ids=("sent",)))
             assert stream.receive((AbortRequests,)) == AbortRequests(request_ids=("sent",))
             stream.close()
             await until(lambda: connection.state is EngineState.LOST)
-        assert played.events == [("restored", "")] * 2
+        lost = ["faults", "lost"]
+        assert names(played) == [*lost, "faults", "restored", *lost, "faults", "restored", *lost]
         await played.close()
 
     run(test)

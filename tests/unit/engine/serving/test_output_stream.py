@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from inflight.engine.request.request_state import RequestState
-from inflight.engine.serving.output_stream import OutputStream
+from inflight.engine.serving.output_stream import OutputQueue, OutputStream
 from inflight.errors import EngineDeadError
 from tests.support.virtual_time import VirtualTimeLoop
 
@@ -22,7 +22,8 @@ class Made:
         self.outputs: list[Any] = []
         self.num_aborts = 0
         self.state = SimpleNamespace(request="the request", finished=False, take_output=self._take)
-        self.stream = OutputStream(cast("RequestState", self.state), self._abort)
+        self.queue = OutputQueue(cast("RequestState", self.state))
+        self.stream = OutputStream(self.queue, self._abort)
 
     def _take(self) -> Any:
         return self.outputs.pop(0) if self.outputs else None
@@ -34,7 +35,7 @@ class Made:
         output = SimpleNamespace(text=text, finished=finished)
         self.outputs.append(output)
         self.state.finished = finished
-        self.stream.notify()
+        self.queue.notify()
         return output
 
     def read(self) -> asyncio.Task[Any]:
@@ -64,7 +65,7 @@ def test_outputs_and_the_end() -> None:
         assert made.stream.request is made.state.request
         reading = made.read()
         await settle()
-        made.stream.notify()  # of news that another output has taken already
+        made.queue.notify()  # of news that another output has taken already
         await settle()
         assert not reading.done()
         first = made.come("a")
@@ -87,7 +88,7 @@ def test_outputs_and_the_end() -> None:
 def test_an_error_comes_after_what_was_not_read() -> None:
     async def test(made: Made) -> None:
         output = made.come("a")
-        made.stream.fail(EngineDeadError("gone"))
+        made.queue.fail(EngineDeadError("gone"))
         assert await anext(made.stream) is output
         for _ in range(2):
             with pytest.raises(EngineDeadError, match="gone"):
@@ -107,7 +108,7 @@ def test_an_error_wakes_its_reader(has_read: bool) -> None:
             made.outputs.append("made without news")
         reading = made.read()
         await settle()
-        made.stream.fail(EngineDeadError("gone"))
+        made.queue.fail(EngineDeadError("gone"))
         with pytest.raises(EngineDeadError, match="gone"):
             await reading
 
@@ -118,7 +119,7 @@ def test_an_error_after_the_last_output_is_not_told() -> None:
     async def test(made: Made) -> None:
         made.come("a", finished=True)
         await anext(made.stream)
-        made.stream.fail(EngineDeadError("gone"))
+        made.queue.fail(EngineDeadError("gone"))
         with pytest.raises(StopAsyncIteration):
             await anext(made.stream)
 
@@ -137,7 +138,7 @@ def test_a_closed_stream_yields_nothing_more() -> None:
         await reading
         assert made.num_aborts == 1
         made.come("late")
-        made.stream.fail(EngineDeadError("gone"))
+        made.queue.fail(EngineDeadError("gone"))
         await read()
 
     run(test)
@@ -146,7 +147,7 @@ def test_a_closed_stream_yields_nothing_more() -> None:
 def test_a_stream_that_is_closed_after_an_error_yields_only_the_error() -> None:
     async def test(made: Made) -> None:
         made.come("unread")
-        made.stream.fail(EngineDeadError("gone"))
+        made.queue.fail(EngineDeadError("gone"))
         await made.stream.aclose()
         with pytest.raises(EngineDeadError):
             await anext(made.stream)

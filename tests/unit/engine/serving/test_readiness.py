@@ -45,7 +45,7 @@ def check(readiness: ReadinessCheck, busy_since: float) -> None:
 
 def test_an_engine_that_was_idle_has_its_time_from_the_first_request_on(now: list[float]) -> None:
     readiness = ReadinessCheck(60.0)
-    readiness.note(end(FinishReason.STOP), None)
+    readiness.record(end(FinishReason.STOP), None)
     now[0] += 3600
     check(readiness, now[0])
     now[0] += 59
@@ -59,10 +59,10 @@ def test_a_step_without_outputs_is_one(now: list[float]) -> None:
     readiness = ReadinessCheck(60.0)
     for step_id in range(10):  # pieces of a long prompt
         now[0] += 50
-        readiness.note((), stats(step_id))
+        readiness.record((), stats(step_id))
         check(readiness, 1000.0)
     now[0] += 50
-    readiness.note((), stats(9))
+    readiness.record((), stats(9))
     now[0] += 11
     with pytest.raises(EngineError, match="no step for 61 s"):
         check(readiness, 1000.0)
@@ -82,19 +82,19 @@ def canary() -> str:
 
 def test_an_engine_whose_steps_fail_is_not_ready_though_each_failure_leaves_it_idle(now: list[float]) -> None:
     readiness = ReadinessCheck(60.0)
-    readiness.note((), stats(1))
+    readiness.record((), stats(1))
     check(readiness, now[0])
     for _ in range(3):
-        readiness.note(failure("bad luck"), stats(1))
+        readiness.record(failure("bad luck"), stats(1))
         now[0] += 0.1
         with pytest.raises(EngineError, match="the last step failed: bad luck"):
             check(readiness, now[0])  # requests have come since
         with pytest.raises(AssertionError, match="a canary is sent"):  # an idle engine has to prove it
             readiness.check(canary, None).send(None)
-    readiness.note(failure("worse"), stats(2))  # a step and a failure came as one: the failure may be the later one
+    readiness.record(failure("worse"), stats(2))  # a step and a failure came as one: the failure may be the later one
     with pytest.raises(EngineError, match="worse"):
         check(readiness, now[0])
-    readiness.note((), stats(3))
+    readiness.record((), stats(3))
     check(readiness, now[0])
     now[0] += 11
     check(readiness, now[0] - 1)  # the failure is forgotten
@@ -127,7 +127,7 @@ def test_a_canary_that_could_not_be_sent_is_sent_again() -> None:
                 await readiness.check(fails, None)
 
         def answers() -> str:
-            asyncio.get_running_loop().call_soon(readiness.note, end(FinishReason.LENGTH), None)
+            asyncio.get_running_loop().call_soon(readiness.record, end(FinishReason.LENGTH), None)
             return "canary"
 
         await readiness.check(answers, None)
@@ -140,11 +140,11 @@ def test_a_canary_that_fails_says_so_to_whoever_waits_still() -> None:
         readiness = ReadinessCheck(0.02)
         with pytest.raises(EngineError, match=r"within 0\.02 s"):
             await readiness.check(lambda: "canary", None)
-        readiness.note(end(FinishReason.ERROR, "a defect"), None)  # nobody waits
+        readiness.record(end(FinishReason.ERROR, "a defect"), None)  # nobody waits
         later = asyncio.get_running_loop().call_later
 
         def fails() -> str:
-            later(0.0, readiness.note, end(FinishReason.ERROR, "a defect"), None)
+            later(0.0, readiness.record, end(FinishReason.ERROR, "a defect"), None)
             return "canary"
 
         for _ in range(2):  # a failed step is none
@@ -156,6 +156,6 @@ def test_a_canary_that_fails_says_so_to_whoever_waits_still() -> None:
 
 def test_a_young_step_is_enough(now: list[float]) -> None:
     readiness = ReadinessCheck(1.0)
-    readiness.note((), stats(0))
+    readiness.record((), stats(0))
     now[0] += FRESH_SECONDS - 1
     check(readiness, 1000.0)

@@ -52,7 +52,7 @@ def names(client: RecordingClient) -> list[str]:
 def report(client: RecordingClient, num_received: int, **state: int) -> None:
     fields = {"step_id": 0, "num_running": 0, "num_waiting": 0, "num_waiting_tokens": 0, **state}
     stats = SchedulerStats(kv_cache_usage=0.0, **fields)
-    client._take_outputs(EngineOutputs(outputs=(), num_received=num_received, stats=stats))
+    client.take_outputs(EngineOutputs(outputs=(), num_received=num_received, stats=stats))
 
 
 # -- which replica ---------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def test_requests_are_refused_only_if_every_queue_is_full() -> None:
         report(clients[1], 2)
         with pytest.raises(OverloadedError):
             engine.submit_all([request(str(i)) for i in range(10, 13)])  # there is room for two
-        assert len(engine._streams) == 4  # none was started
+        assert len(engine._requests) == 4  # none was started
         engine.submit_all([request(str(i)) for i in range(10, 12)])
         assert (names(clients[0]), names(clients[1])) == ([], ["10", "11"])
         for client in clients:
@@ -157,14 +157,14 @@ def test_a_replica_whose_ranks_recover_gets_nothing_new() -> None:
     async def test() -> None:
         engine, (first, second) = front_end_of(2)
         stay = engine.submit_all([request("stay")], data_parallel_rank=0)
-        first._note_faults(FaultStatus(state="recovering"))
+        first.take_faults(FaultStatus(state="recovering"))
         for name in "abc":
             engine.submit_all([request(name)], data_parallel_rank=0)
         assert (names(first), names(second)) == (["stay"], ["a", "b", "c"])
-        second._note_faults(FaultStatus(state="recovering"))
+        second.take_faults(FaultStatus(state="recovering"))
         engine.submit_all([request("d")], data_parallel_rank=0)
         assert names(first) == ["d"], "if all recover, requests wait at the one that was asked for"
-        first._note_faults(FaultStatus())
+        first.take_faults(FaultStatus())
         engine.submit_all([request("e")], data_parallel_rank=1)
         assert names(first) == ["e"] and len(stay) == 1
         first._finish("gone")
@@ -180,7 +180,8 @@ def prompt(length: int, salt: str = "", first: int = 97) -> ProcessedRequest:
 
 
 def cache(client: RecordingClient, made: ProcessedRequest, num_blocks: int) -> None:
-    client.cached.apply(CachedBlocks(stored=made.block_names[: 32 * num_blocks], removed=b""))
+    stored = client.cached.entries(made.block_names)[:num_blocks]
+    client.cached.apply(CachedBlocks(stored=b"".join(stored), removed=b""))
 
 
 def test_cached_tokens_are_no_work() -> None:
@@ -195,7 +196,7 @@ def test_cached_tokens_are_no_work() -> None:
                 report(first, 0, num_running=1)
             made = prompt(length, salt)
             engine.submit(made)
-            assert engine._outputs._requests[made.request_id].engine == expected.index
+            assert engine._requests.outputs._requests[made.request_id].engine == expected.index
         report(first, 99)
         report(second, 99)
         engine.submit(prompt(641))
@@ -211,7 +212,7 @@ def test_cached_tokens_are_no_work() -> None:
         second._lose("gone")  # its next process has no cache
         second._restore()
         assert len(second.cached) == 0
-        at = [engine._outputs._requests[f"97-{length}-"].engine for length in (641, 642, 643)]
+        at = [engine._requests.outputs._requests[f"97-{length}-"].engine for length in (641, 642, 643)]
         assert at == [0, 0, 0] and first.num_requests == 6  # those of the second went to the first when it was lost
         first._finish("gone")
         second._finish("gone")
@@ -259,7 +260,7 @@ def test_a_group_is_spread_when_its_replica_is_full(
         else:
             for each in members:
                 engine.submit(each)
-        at = [sum(state.engine == index for state in engine._outputs.unfinished()) for index in (0, 1)]
+        at = [sum(state.engine == index for state in engine._requests.outputs.unfinished()) for index in (0, 1)]
         busier = max(at[0] * (own + drawn), at[1] * (own + drawn) + (shared if at[1] else 0))
         divided = count / 2 * (own + drawn) + shared
         assert busier <= divided + own + drawn and sum(at) == count
@@ -305,7 +306,7 @@ def test_prompts_that_begin_alike_come_together() -> None:
             for i in range(40):
                 made = prompt(33, first=i + 1)
                 engine.submit(made)
-                state = engine._outputs._requests[made.request_id]
+                state = engine._requests.outputs._requests[made.request_id]
                 chosen.append(state.engine)
                 for client in clients:
                     report(client, 99)
@@ -316,10 +317,21 @@ def test_prompts_that_begin_alike_come_together() -> None:
     run(test)
 
 
+def test_of_windows_the_last_cached_blocks_count() -> None:
+    """Blocks that the windows have left behind are evicted first, and nobody needs them."""
+    index, names = CachedIndex(), [bytes([65 + i]) * 32 for i in range(6)]
+    for kinds, expected in (((0,), [0, 0, 6]), ((1,), [4, 0, 6]), ((2,), [4, 0, 6]), ((3,), [0, 0, 6])):
+        stored = b"".join(name + b"\0" for name in names[2:4])
+        index.apply(CachedBlocks(stored=stored, removed=b"", is_first=True, kinds=kinds))
+        asked = [b"".join(names), b"".join(names[:2]), b"".join(names)]
+        more = index.entries(b"".join(names))
+        assert [index.num_cached(each, extra) for each, extra in zip(asked, ((), (), more), strict=True)] == expected
+
+
 def test_the_index_of_cached_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cached_index, "MAX_INDEX_BYTES", 5 * cached_index.ENTRY_BYTES)
     block_names = prompt(97).block_names
-    a, b, c, d, e, f = (block_names[i : i + 32] for i in range(0, 192, 32))
+    a, b, c, d, e, f = (block_names[i : i + 32] + b"\0" for i in range(0, 192, 32))
     index = CachedIndex()
     index.apply(CachedBlocks(stored=a + b + d, removed=c))
     assert index.num_cached(block_names) == 2
@@ -457,7 +469,7 @@ def test_the_engine_has_ended_when_the_last_replica_has() -> None:
         stream = engine.submit_all([request("a")], data_parallel_rank=0)[0]
         taken(first)
         ended: list[int] = []
-        engine._observers.engine_ended = ended.append  # type: ignore[method-assign]
+        engine._requests.observers.engine_ended = ended.append  # type: ignore[method-assign]
         first._finish("too many recoveries")
         assert names(second) == ["a"] and ended == [0]
         await engine.check_health()
@@ -488,9 +500,9 @@ def test_the_last_cause_is_that_of_the_newest_recovery() -> None:
         for client, cause in ((second, "one"), (first, "two"), (second, "three"), (first, "four")):
             for _ in range(2):  # a status with the same cause is no news
                 client._status = FaultStatus(last_cause=cause)
-                client.on_faults(client.fault_status)
+                client._listener.faults_changed(client, client.fault_status)
                 assert engine.fault_status.last_cause == cause
-        second.on_faults(second.fault_status)
+        second._listener.faults_changed(second, second.fault_status)
         assert engine.fault_status.last_cause == "four"
 
     run(test)

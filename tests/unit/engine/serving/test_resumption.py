@@ -10,10 +10,13 @@ import pytest
 from inflight.engine.request.request_state import RequestState
 from inflight.engine.serving.admission import QueueLimits
 from inflight.engine.serving.async_llm import AsyncLLM
+from inflight.engine.serving.client import CLIENT
 from inflight.errors import EngineDeadError, EngineRecoveringError, OverloadedError
 from inflight.interface.codec import encode
+from inflight.interface.prompt_logprobs import PromptLogprobsPart
 from inflight.interface.request import EngineCoreRequest, FinishReason
 from inflight.interface.serving import AddRequest
+from tests.support.request_parts import prompt_results
 from tests.unit.engine.request.output_cases import DELTA, Processor, columns, output, request
 from tests.unit.engine.serving.event_loop import run
 from tests.unit.engine.serving.lone_front_end import RecordingClient, answer, front_end_of, lone_front_end
@@ -54,6 +57,28 @@ def test_unfinished_requests_are_sent_again_with_their_tokens_in_the_order_of_th
         assert tokens_of(await read(streams[0])) == [97, 98, 100]
         assert reasons_of(await read(streams[1])) == ["length"]
         late.abort()
+
+    run(test)
+
+
+def test_the_core_knows_whose_request_it_is() -> None:
+    """A short name, from which the key cannot be found; the same one after a loss of the core."""
+
+    async def test() -> None:
+        engine, client = lone_front_end()
+        for request_id, name in (("a", "key 1"), ("b", "key 2"), ("c", "key 1"), ("d", "")):
+            CLIENT.set(name)
+            engine.submit(request(request_id))
+        sent = [
+            sequence for message in client.sent if isinstance(message, AddRequest) for sequence in message.sequences
+        ]
+        one, two, again, own = (sequence.client for sequence in sent)
+        assert one == again != two
+        assert own == ""
+        assert len(one) == len(two) == 12 and "key" not in one
+        lose(engine, client)
+        assert [sequence.client for sequence in restore(engine, client)] == [one, two, one, ""]
+        engine._replicas.engines[0]._finish("gone")
 
     run(test)
 
@@ -118,27 +143,31 @@ def test_a_loss_is_counted_anew_after_progress() -> None:
     assert found == [1, 2, 3, 4, 1, 2, 1]
 
 
-def resumed(state: RequestState) -> list[tuple[str, int]]:
-    return [(sequence.request_id, sequence.num_prompt_logprobs_done) for sequence in state.resumed_sequences()]
+def resumed(state: RequestState) -> list[tuple[str, list[int]]]:
+    """The ids, and how many prompt tokens are done."""
+    return [
+        (sequence.request_id, [part.num_done for part in sequence.parts if isinstance(part, PromptLogprobsPart)])
+        for sequence in state.resumed_sequences()
+    ]
 
 
 def test_only_unfinished_sequences_are_resumed() -> None:
     processor = Processor(None)
     state = processor.add_request(request(n=3))
     processor.process([output("1_r", [97], FinishReason.LENGTH)])
-    assert resumed(state) == [("0_r", 1), ("2_r", 1)]
+    assert resumed(state) == [("0_r", []), ("2_r", [])]
 
 
 def test_log_probabilities_of_the_prompt_go_on_where_they_were() -> None:
     """The first position has none. Only the first sequence has them. They are never computed twice."""
     processor = Processor(None)
     state = processor.add_request(request(prompt=[1, 2, 3, 4], n=2, prompt_logprobs=0), DELTA)
-    assert resumed(state) == [("0_r", 1), ("1_r", 1)]
-    processor.process([output("0_r", [], prompt_logprobs=columns([2, 3], 0))])
-    assert resumed(state) == [("0_r", 3), ("1_r", 1)]
-    processor.process([output("0_r", [97], prompt_logprobs=columns([4], 0))])
-    assert state.prompt_logprobs is None  # they were handed out
-    assert resumed(state) == [("0_r", 4), ("1_r", 1)]
+    assert resumed(state) == [("0_r", [1]), ("1_r", [])]
+    processor.process([output("0_r", [], parts=prompt_results(columns([2, 3], 0)))])
+    assert resumed(state) == [("0_r", [3]), ("1_r", [])]
+    (result,) = processor.process([output("0_r", [97], parts=prompt_results(columns([4], 0), 3))]).request_outputs
+    assert len(result.prompt_logprobs) == 4
+    assert resumed(state) == [("0_r", [4]), ("1_r", [])]
 
 
 # -- the end of a request --------------------------------------------------------------------------------------------
@@ -151,13 +180,14 @@ def test_when_a_request_ends_its_timer_ends_and_a_drain_goes_on() -> None:
         engine, _ = lone_front_end()
         first = request("same")
         stream = engine.submit(first, timeout=1000.0)
-        assert stream.timer is not None
+        timer = stream._queue.timer
+        assert timer is not None
         draining = asyncio.create_task(engine.drain(1000.0))
         await asyncio.sleep(0)
         assert engine.is_draining and not draining.done()
         answer(engine, [first], [97], FinishReason.LENGTH)
         await asyncio.wait_for(draining, 300)
-        assert stream.timer.cancelled()
+        assert timer.cancelled()
         assert reasons_of(await read(stream)) == ["length"]
 
     run(test)

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from inflight.config.architecture import TRANSFORMERS
 from inflight.config.engine import ModelConfig
 from inflight.engine.start import contents
 from inflight.engine.start.contents import contents_of
 from tests.conformance.configs import engine_config
+from tests.support.gguf_files import floats, write_gguf, write_parts
 
 
 def write_safetensors(file: Path, *values: float) -> None:
@@ -67,12 +69,13 @@ def test_each_file_of_the_weights_counts(folder: Path) -> None:
     assert len(found) == 2
 
 
-def test_a_model_that_is_one_file(tmp_path: Path) -> None:
+def test_each_part_of_a_gguf_file_counts(tmp_path: Path) -> None:
     found = set()
-    for name, content in (("a.gguf", b"1"), ("a.gguf", b"2")):
-        (tmp_path / name).write_bytes(content)
-        found.add(contents_of(model(tmp_path / name)))
-    assert len(found) == 2
+    for second in (2.0, 3.0):
+        tensors = {"a": floats(torch.ones(2)), "b": floats(torch.full((2,), second))}
+        for first in (write_gguf(tmp_path / "a.gguf", {}, tensors), write_parts(tmp_path, {}, tensors, 2)[0]):
+            found.add(contents_of(model(first)))
+    assert len(found) == 4
 
 
 def test_numerics_and_version_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,5 +81,5 @@ def test_grammars_end_with_every_end_token(
         return tokenizer
 
     create, vocab_size, named = cast(Any, make_grammars(config, read))
-    assert (vocab_size, named, reads) == (16, {"num_buffers": 6}, [])
+    assert (vocab_size, named, reads) == (16, {"num_buffers": 6, "is_paced": True}, [])
     assert create() == (tokenizer, 16, eos)

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from inflight.entrypoints.anthropic.protocol import MessagesRequest
-from inflight.entrypoints.anthropic.translation import Translation, to_chat
-from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.messages import template_messages
+from inflight.entrypoints.fields.field_error import FieldError
 from tests.unit.entrypoints.anthropic.test_blocks import UNKNOWN
+from tests.unit.entrypoints.anthropic.test_translation import translated
+from tests.unit.entrypoints.refusals import refused
 
 SAID: dict[str, Any] = {"type": "text", "text": "a"}
 CALL = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
@@ -25,14 +24,9 @@ MEDIA = {"image": IMAGE, "document": FILE, "container_upload": {"type": "contain
 END = [{"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
 
 
-def translated(messages: list[Any], **more: Any) -> Translation:
-    return to_chat(MessagesRequest.model_validate({"messages": messages, "max_tokens": 9, **more}), None)
-
-
 def read(messages: list[Any], **more: Any) -> list[tuple[str, Any]]:
     """The role and the content of each message of the chat."""
-    found = template_messages(translated(messages, **more).chat.messages)
-    return [(message["role"], message.get("content")) for message in found]
+    return [(message["role"], message.get("content")) for message in translated(messages, **more).prompt.messages]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in UNKNOWN if kind not in MEDIA])
@@ -70,14 +64,13 @@ def test_a_medium_is_an_error_only_where_the_client_asks_about_it(block: dict[st
         ([question, {"role": "assistant", "content": "It shows"}], "messages[0].content[1].type"),  # it has begun
         ([{"role": "system", "content": [block]}, {"role": "user", "content": "c"}], "messages[0].content[0].type"),
     ):
-        with pytest.raises(FieldError) as raised:
+        with refused(param):
             translated(messages)
-        assert raised.value.param == param
     assert read([question, *END])[0] == ("user", f"a\n{text}")
     result = [{**RESULT, "content": [SAID, block]}]
     answered = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [CALL]}]
     found = translated([*answered, {"role": "user", "content": result}])
-    assert found.chat.messages[-1].text == f"a\n{text}"
+    assert found.prompt.messages[-1]["content"] == f"a\n{text}"
     assert found.left_out == (f"messages[].content[].content[] ({block['type']})",)
     with pytest.raises(FieldError):
         translated(END[1:], system=[block])
@@ -98,9 +91,8 @@ def test_text_in_other_blocks_is_read() -> None:
     summary = {"role": "assistant", "content": [{"type": "compaction", "content": "Summary."}, SAID]}
     assert read([summary, END[1]])[0] == ("assistant", "Summary.\na")
     with_image = {"type": "document", "source": {"type": "content", "content": [IMAGE]}}
-    with pytest.raises(FieldError) as raised:
+    with refused("messages[0].content[0].source.content[0].type"):
         translated([{"role": "user", "content": [with_image]}])
-    assert raised.value.param == "messages[0].content[0].source.content[0].type"
 
 
 def test_the_result_of_a_call_that_is_left_out_goes_with_it() -> None:
@@ -143,9 +135,9 @@ def test_a_tool_that_is_added_is_defined_where_it_is_added() -> None:
     ]
     blocks = [{"type": "tool_addition", "tool": tool} for tool in added]
     found = translated([{"role": "user", "content": "a"}, {"role": "system", "content": blocks}], tools=tools)
-    new, late, listed, again = found.chat.messages[-1].text.split("\n")
+    new, late, listed, again = found.prompt.messages[-1]["content"].split("\n")
     assert [json.loads(text)["function"]["name"] for text in (new, late, again)] == ["new", "late", "listed"]
     assert listed == "listed"
-    assert [tool.function.name for tool in found.chat.tools or []] == ["listed", "new", "late"]
+    assert [tool["function"]["name"] for tool in found.prompt.tools] == ["listed", "new", "late"]
     assert found.hidden_tools == {"new", "late"}
     assert found.left_out == ("messages[].content[] (tool_addition)",) * 2

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from inflight.entrypoints.anthropic.answers import Message
+from inflight.entrypoints.anthropic.bodies import Message
 from inflight.entrypoints.anthropic.presenter import SIGNATURE, MessagesPresenter
-from inflight.entrypoints.openai.errors import to_api_error
-from inflight.entrypoints.openai.presenter import AnswerTo
+from inflight.entrypoints.http.errors import to_api_error
+from inflight.entrypoints.http.presenter import AnswerTo
 from inflight.errors import EngineClosedError, RequestTimeoutError
 from inflight.outputs import CompletionOutput
 from inflight.parsers.output_parser import OutputParser
 from inflight.parsers.selector import create_output_parser
 from inflight.sampling_params import SamplingParams
-from tests.unit.entrypoints.openai.outputs import completion, output, request
+from tests.unit.entrypoints.outputs import completion, output, request
 from tests.unit.parsers.parser_cases import with_ids
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inflight.entrypoints.openai.messages import MAX_MESSAGES
+from inflight.entrypoints.fields.messages import MAX_MESSAGES
 from tests.unit.entrypoints.api_client import MAX_MODEL_LEN, MODEL, SETTINGS, Answer, Api, serving
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from inflight.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
-from inflight.entrypoints.anthropic.translation import Translation, to_chat
-from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.messages import MAX_TOOLS, Tool, template_messages
-from inflight.entrypoints.openai.rendering import plain_tools
-from inflight.entrypoints.openai.strict_model import IgnoredFields
-from inflight.entrypoints.openai.thinking import thoughts_of
+from inflight.entrypoints.anthropic.translation import read_messages
+from inflight.entrypoints.fields.messages import MAX_MESSAGES, MAX_TOOLS
+from inflight.entrypoints.fields.strict_model import IgnoredFields
+from inflight.entrypoints.http.chat_request import ChatRequest
+from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.tokenizer.chat_template import ChatTemplate
 from tests.unit.entrypoints.anthropic.recordings import IGNORED, RECORDED
+from tests.unit.entrypoints.openai.test_chat import server
+from tests.unit.entrypoints.refusals import refused
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -34,33 +35,32 @@ NO_LATE_SYSTEM = (
 CALL = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
 
 
-def translated(messages: list[Any] = HELLO, *, kwargs: dict[str, Any] | None = None, **more: Any) -> Translation:
-    return to_chat(MessagesRequest.model_validate({"messages": messages, "max_tokens": 9, **more}), kwargs)
+def translated(messages: list[Any] = HELLO, *, kwargs: dict[str, Any] | None = None, **more: Any) -> ChatRequest:
+    body = MessagesRequest.model_validate({"messages": messages, "max_tokens": 9, **more})
+    return read_messages(with_defaults(kwargs), body)
+
+
+def with_defaults(kwargs: dict[str, Any] | None = None) -> Any:
+    return server(ServerSettings(default_chat_template_kwargs=kwargs))
 
 
 def chat_messages(messages: list[Any], **more: Any) -> list[dict[str, Any]]:
-    return template_messages(translated(messages, **more).chat.messages)
+    return [*translated(messages, **more).prompt.messages]
 
 
-def prompt_of(found: Translation, source: str = CHATML) -> str:
-    tools = [tool for tool in plain_tools(found.chat.tools) or [] if tool["function"]["name"] not in found.hidden_tools]
+def prompt_of(found: ChatRequest, source: str = CHATML) -> str:
+    tools = [tool for tool in found.prompt.tools if tool["function"]["name"] not in found.hidden_tools]
     template = ChatTemplate({"default": source})
-    return template.render(template_messages(found.chat.messages), tools=tools, add_generation_prompt=False)
+    return template.render(found.prompt.messages, tools=tools, add_generation_prompt=False)
 
 
 def test_the_fields_of_sampling() -> None:
     more: dict[str, Any] = {"stop_sequences": ["a"], "temperature": 0.5, "top_p": 0.5, "top_k": 3, "stream": True}
-    chat = translated(**more).chat
-    found = (
-        chat.max_completion_tokens,
-        chat.stop_strings(),
-        chat.temperature,
-        chat.top_p,
-        chat.top_k,
-        chat.stream,
-        chat.model,
-    )
-    assert found == (9, ["a"], 0.5, 0.5, 3, True, None)
+    chat = translated(**more)
+    params = chat.params
+    found = (params.max_tokens, params.stop, params.temperature, params.top_p, params.top_k)
+    assert found == (9, ("a",), 0.5, 0.5, 3)
+    assert (chat.presentation.stream, chat.presentation.model) == (True, "first")
 
 
 @pytest.mark.parametrize(
@@ -122,28 +122,28 @@ def test_what_a_tool_has_returned(content: Any, is_error: bool | None, text: str
 @pytest.mark.parametrize(
     ("choice", "tool_choice", "parallel"),
     [
-        ({"type": "auto"}, "auto", None),
+        ({"type": "auto"}, "auto", True),
         ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
-        ({"type": "none"}, "none", None),
-        ({"type": "tool", "name": "f"}, {"type": "function", "function": {"name": "f"}}, None),
+        ({"type": "none"}, "none", True),
+        ({"type": "tool", "name": "get_weather"}, {"name": "get_weather"}, True),
     ],
 )
-def test_tool_choice(choice: Any, tool_choice: Any, parallel: bool | None) -> None:
-    dumped = translated(tools=[WEATHER], tool_choice=choice).chat.model_dump(exclude_none=True)
-    assert (dumped["tool_choice"], dumped.get("parallel_tool_calls")) == (tool_choice, parallel)
+def test_tool_choice(choice: Any, tool_choice: Any, parallel: bool) -> None:
+    found = translated(tools=[WEATHER], tool_choice=choice)
+    assert (found.tool_choice, found.parallel_tool_calls) == (tool_choice, parallel)
 
 
 def test_tools_have_only_the_fields_that_are_given() -> None:
     found = translated(tools=[WEATHER, {**SEARCH, "type": "custom", "strict": True, "eager_input_streaming": True}])
     function = {"name": "get_weather", "description": "The weather.", "parameters": SCHEMA}
     strict = {"name": "search", "parameters": {"type": "object"}, "strict": True}
-    assert [tool["function"] for tool in plain_tools(found.chat.tools) or []] == [function, strict]
+    assert [tool["function"] for tool in found.prompt.tools] == [function, strict]
     assert (found.hidden_tools, found.left_out) == (frozenset(), ())
 
 
 def test_tools_that_anthropic_runs_are_left_out_and_told() -> None:
     found = translated(tools=[WEATHER, {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}])
-    assert [tool.function.name for tool in found.chat.tools or []] == ["get_weather"]
+    assert [tool["function"]["name"] for tool in found.prompt.tools] == ["get_weather"]
     assert found.left_out == ("tools[] (web_search_20250305)",)
 
 
@@ -157,11 +157,11 @@ def test_a_deferred_tool_is_written_where_it_is_referred_to() -> None:
     after = translated([*HELLO, call, {"role": "user", "content": [result]}], tools=tools)
     assert prompt_of(after).startswith(prompt_of(before))
     assert "never" not in prompt_of(after)
-    definition, name = after.chat.messages[-1].text.split("\n")
+    definition, name = after.prompt.messages[-1]["content"].split("\n")
     function = {"name": "get_weather", "description": "The weather.", "parameters": SCHEMA}
     assert (json.loads(definition), name) == ({"type": "function", "function": function}, "unknown")
     # the parser and the grammar know it
-    assert [tool.function.name for tool in after.chat.tools or []] == ["search", "get_weather"]
+    assert [tool["function"]["name"] for tool in after.prompt.tools] == ["search", "get_weather"]
     assert after.hidden_tools == {"get_weather"}
 
 
@@ -183,32 +183,31 @@ ON, OFF = {"enable_thinking": True, "thinking": True}, {"enable_thinking": False
 )
 def test_thinking(thinking: Any, defaults: Any, switches: dict[str, bool], shows: bool) -> None:
     found = translated(thinking=thinking, kwargs=defaults)
-    assert (found.chat.chat_template_kwargs, found.shows_thoughts) == (switches, shows)
+    assert (found.prompt.variables, found.presentation.reasoning) == (switches, shows)
 
 
 @pytest.mark.parametrize("newer", [False, True])
 def test_effort_and_format(newer: bool) -> None:
     given = {"type": "json_schema", "schema": SCHEMA}
     more: dict[str, Any] = {"output_config": {"effort": "high", "format": given}} if newer else {"output_format": given}
-    chat = translated(**more).chat
-    assert thoughts_of(chat).effort == ("high" if newer else None)
-    params = chat.constraint()
+    chat = translated(**more)
+    assert chat.thoughts.effort == ("high" if newer else None)
+    params = chat.params.structured_outputs
     assert params is not None and json.loads(str(params.json)) == SCHEMA and params.lenient
 
 
 def test_an_answer_that_has_begun_is_continued() -> None:
-    def continues(content: Any) -> bool | None:
-        return translated([*HELLO, {"role": "assistant", "content": content}]).chat.continue_final_message
+    def continues(content: Any) -> bool:
+        return translated([*HELLO, {"role": "assistant", "content": content}]).prompt.continue_final_message
 
     assert continues("I") is continues([{"type": "text", "text": "I"}]) is True
     assert continues([CALL]) is continues("") is False
-    assert translated().chat.continue_final_message is False
+    assert translated().prompt.continue_final_message is False
 
 
 def test_a_named_choice_needs_a_name() -> None:
-    with pytest.raises(FieldError) as caught:
+    with refused("tool_choice.name"):
         translated(tool_choice={"type": "tool"})
-    assert caught.value.param == "tool_choice.name"
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -217,7 +216,7 @@ def test_no_field_of_a_recorded_request_is_refused(name: str) -> None:
     model = CountTokensRequest if "count_tokens" in recorded["path"] else MessagesRequest
     body = model.model_validate(recorded["body"])
     assert set(IgnoredFields(is_strict=False).take_out(body)) <= IGNORED
-    prompt = prompt_of(to_chat(body, None))
+    prompt = prompt_of(read_messages(with_defaults(), body))
     assert "billing" not in prompt and "cache_control" not in prompt and "signature" not in prompt
 
 
@@ -229,7 +228,7 @@ def test_the_next_turn_of_a_recorded_conversation_begins_with_the_turn_before(
     source: str, first: str, second: str
 ) -> None:
     before, after = (
-        prompt_of(to_chat(MessagesRequest.model_validate(RECORDED[name]["body"]), None), source)
+        prompt_of(read_messages(with_defaults(), MessagesRequest.model_validate(RECORDED[name]["body"])), source)
         for name in (first, second)
     )
     assert after.startswith(before) and len(after) > len(before)
@@ -246,7 +245,24 @@ def test_tools_of_the_messages_never_end_the_conversation() -> None:
         for i in range(MAX_TOOLS + 5)
     ]
     found = translated([{"role": "user", "content": blocks}], tools=[{"name": "f", **definition}])
-    names = [tool.function.name for tool in found.chat.tools or () if isinstance(tool, Tool)]
+    names = [tool["function"]["name"] for tool in found.prompt.tools]
     assert names == ["f", *(f"f{i}" for i in range(6, MAX_TOOLS + 5))]
     assert found.hidden_tools == set(names[1:]) and found.left_out == ("messages[].content[] (tool_addition)",)
-    assert all(f'"f{i}"' in str(found.chat.messages[0].content) for i in range(MAX_TOOLS + 5))
+    assert all(f'"f{i}"' in found.prompt.messages[0]["content"] for i in range(MAX_TOOLS + 5))
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [
+            *HELLO * (MAX_MESSAGES - 1),
+            {"role": "assistant", "content": [CALL, {"type": "tool_result", "tool_use_id": "1"}]},
+        ],
+        [*HELLO, {"role": "assistant", "content": [CALL] * (MAX_TOOLS + 1)}],
+    ],
+    ids=["messages", "calls"],
+)
+def test_too_many(messages: list[Any]) -> None:
+    """A message of this API may be several of the chat."""
+    with refused("messages"):
+        translated(messages)

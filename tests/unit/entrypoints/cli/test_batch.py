@@ -394,7 +394,7 @@ def test_all_that_a_result_says() -> None:
         prompt=None,
         prompt_token_ids=[97, 98, 97],
         outputs=[completion],
-        prompt_logprobs=[None, {98: unlikely}, {97: likely}],
+        parts={"prompt_logprobs": [None, {98: unlikely}, {97: likely}]},
         num_cached_tokens=2,
     )
     first = {"token_id": 97, "token": "a", "logprob": -0.5, "rank": 1}
@@ -409,7 +409,7 @@ def test_all_that_a_result_says() -> None:
         "num_cached_tokens": 2,
         "prompt_logprobs": [None, [second], [first]],
     }
-    completion.logprobs = output.prompt_logprobs = None
+    completion.logprobs, output.parts = None, {}
     assert to_json(InputRow(4, None, {}), output, with_token_ids=True) == {
         "row": 4,
         "outputs": [{**shown, "token_ids": [98]}],

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from inflight.entrypoints.ollama.answers import ChatAnswer, GeneratedText
+from inflight.entrypoints.http.errors import to_api_error
+from inflight.entrypoints.http.presenter import AnswerTo
+from inflight.entrypoints.ollama.bodies import ChatAnswer, GeneratedText
 from inflight.entrypoints.ollama.presenter import OllamaChatPresenter, OllamaPresenter, OllamaTextPresenter
-from inflight.entrypoints.openai.errors import to_api_error
-from inflight.entrypoints.openai.presenter import AnswerTo
 from inflight.errors import EngineClosedError, RequestTimeoutError
 from inflight.outputs import CompletionOutput, RequestMetrics
 from tests.unit.entrypoints.anthropic.test_presenter import ANSWERS, CALL, _joined, parsed
-from tests.unit.entrypoints.openai.outputs import completion, output, request
+from tests.unit.entrypoints.outputs import completion, output, request
 
 TIMES = RequestMetrics(arrival_time=1.0, first_scheduled_time=1.5, first_token_time=3.5, finished_time=7.5)
 COUNTS = {"total_duration": 6_500_000_000, "load_duration": 500_000_000, "prompt_eval_duration": 2_000_000_000,

@@ -7,42 +7,42 @@ from typing import Any, cast
 
 import pytest
 
+from inflight.entrypoints.http.chat_request import ChatRequest as Chat
+from inflight.entrypoints.http.thinking import Thoughts
 from inflight.entrypoints.ollama.protocol import ChatRequest, GenerateRequest
-from inflight.entrypoints.ollama.translation import _common, _conversation, served_name
-from inflight.entrypoints.openai.errors import FieldError
-from inflight.entrypoints.openai.protocol import ChatCompletionRequest
-from inflight.entrypoints.openai.thinking import Thoughts, thoughts_of
+from inflight.entrypoints.ollama.translation import _conversation, read_chat, served_name
+from inflight.structured_outputs_params import StructuredOutputsParams
+from tests.unit.entrypoints.openai.test_chat import server
+from tests.unit.entrypoints.refusals import refused
 
 USER = {"role": "user", "content": "Hi"}
 
 
-def chat(**fields: Any) -> ChatCompletionRequest:
-    body = ChatRequest.model_validate({"messages": [USER], **fields})
-    return ChatCompletionRequest(**_common(body, 512), **_conversation(body, []))
+def chat(**fields: Any) -> Chat:
+    return read_chat(server(), ChatRequest.model_validate({"messages": [USER], **fields}))
 
 
-def test_options_have_the_names_of_a_chat() -> None:
+def test_options_have_the_names_of_parameters() -> None:
     asked = chat(
         options={"repeat_penalty": 1.5, "num_predict": 7, "top_k": 3, "stop": ["x"], "seed": -1, "top_p": None}
     )
-    assert (asked.repetition_penalty, asked.max_tokens, asked.top_k, asked.given_constraints()["stop"]) == (
-        1.5,
-        7,
-        3,
-        ["x"],
-    )
-    assert (asked.seed, asked.top_p, asked.stream) == (-1, None, True)
+    params = asked.params
+    assert (params.repetition_penalty, params.max_tokens, params.top_k, params.stop) == (1.5, 7, 3, ("x",))
+    assert (params.seed, params.top_p, asked.presentation.stream) == (-1, 1.0, True)
     for unlimited in (0, -1, -2):
-        assert chat(options={"num_predict": unlimited}).max_tokens == 512
-    assert chat(stream=False).stream is False
+        assert chat(options={"num_predict": unlimited}).params.max_tokens == 100, "the whole context"
+    assert chat().params.max_tokens is None
+    assert chat(stream=False).presentation.stream is False
 
 
 def test_format_and_thinking() -> None:
-    assert (chat(format="").constraint(), chat(format="json").format) == (None, "json")
-    assert chat(format={"type": "object"}).format == {"type": "object"}
-    assert thoughts_of(chat()) == Thoughts()
+    assert chat(format="").params.structured_outputs is None
+    assert chat(format="json").params.structured_outputs == StructuredOutputsParams(json_object=True)
+    wanted = StructuredOutputsParams(json={"type": "object"}, lenient=True)
+    assert chat(format={"type": "object"}).params.structured_outputs == wanted
+    assert chat().thoughts == Thoughts()
     for think, on, effort in ((True, True, None), (False, False, None), ("low", True, "low")):
-        found = thoughts_of(chat(think=think))
+        found = chat(think=think).thoughts
         assert (found.effort, found.is_on, found.effort_field == "think") == (effort, on, effort is not None)
 
 
@@ -50,17 +50,16 @@ def test_results_belong_to_the_calls_in_their_order() -> None:
     calls = [{"function": {"name": "f", "arguments": {"a": 1}, "index": 0}}, {"id": "own", "function": {"name": "g"}}]
     results = [{"role": "tool", "tool_name": name, "content": name} for name in "fg"]
     history = [USER, {"role": "assistant", "content": "", "thinking": "Hm.", "tool_calls": calls}, *results]
-    _, made, first, second = chat(messages=history).messages
-    assert made.reasoning_content == "Hm." and made.tool_calls is not None
-    assert [call.id for call in made.tool_calls] == [first.tool_call_id, second.tool_call_id] == ["call00000", "own"]
-    assert made.tool_calls[0].function.arguments == {"a": 1}
-    assert (first.name, second.name) == ("f", "g")
-    again = chat(messages=[*history, *history]).messages[5].tool_calls
-    assert again is not None and again[0].id == "call00002"
-    lone = chat(messages=[USER, {"role": "tool", "content": "x"}]).messages[1]
-    assert lone.tool_call_id is None
-    named = chat(messages=[*history[:2], {**results[0], "tool_call_id": "mine"}]).messages[2]
-    assert named.tool_call_id == "mine"
+    _, made, first, second = chat(messages=history).prompt.messages
+    assert made["reasoning_content"] == "Hm."
+    ids = [call["id"] for call in made["tool_calls"]]
+    assert ids == [first["tool_call_id"], second["tool_call_id"]] == ["call00000", "own"]
+    assert made["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert (first["name"], second["name"]) == ("f", "g")
+    assert chat(messages=[*history, *history]).prompt.messages[5]["tool_calls"][0]["id"] == "call00002"
+    assert "tool_call_id" not in chat(messages=[USER, {"role": "tool", "content": "x"}]).prompt.messages[1]
+    named = chat(messages=[*history[:2], {**results[0], "tool_call_id": "mine"}]).prompt.messages[2]
+    assert named["tool_call_id"] == "mine"
 
 
 @pytest.mark.parametrize(
@@ -68,15 +67,15 @@ def test_results_belong_to_the_calls_in_their_order() -> None:
     [({}, [("user", "Hi")]), ({"system": "S"}, [("system", "S"), ("user", "Hi")]), ({"system": ""}, [("user", "Hi")])],
 )
 def test_a_prompt_is_a_message(fields: dict[str, Any], messages: list[tuple[str, str]]) -> None:
-    found = _conversation(GenerateRequest(prompt="Hi", **fields), [])["messages"]
-    assert [(message["role"], message["content"]) for message in found] == messages
+    found = _conversation(GenerateRequest(prompt="Hi", **fields), [])
+    assert [(message.role, message.content) for message in found] == messages
 
 
 def test_latest_may_be_added_to_a_name_or_left_out() -> None:
-    server = cast("Any", SimpleNamespace(model_names=("foo:latest", "bar"), check_model=lambda name: name))
+    here = cast("Any", SimpleNamespace(model_names=("foo:latest", "bar"), check_model=lambda name: name))
     for asked, found in (("foo", "foo:latest"), ("foo:latest", "foo:latest"), ("bar:latest", "bar"), ("x", "x")):
-        assert served_name(server, asked) == found
-    assert served_name(server, None) is None, "check_model chooses"
+        assert served_name(here, asked) == found
+    assert served_name(here, None) is None, "check_model chooses"
 
 
 def test_images_in_older_messages_and_in_results_are_texts() -> None:
@@ -86,9 +85,8 @@ def test_images_in_older_messages_and_in_results_are_texts() -> None:
     result = {"role": "tool", "images": ["aGk=", "aGk="]}
     left_out: list[str] = []
     body = ChatRequest.model_validate({"messages": [picture, answer, USER, {**USER, "images": []}, result]})
-    found = _conversation(body, left_out)["messages"]
-    assert [message["content"] for message in found] == [f"Look\n{text}", f"A cat.\n{text}", "Hi", "Hi", text]
+    found = _conversation(body, left_out)
+    assert [message.content for message in found] == [f"Look\n{text}", f"A cat.\n{text}", "Hi", "Hi", text]
     assert left_out == ["messages[].images"] * 3
-    with pytest.raises(FieldError) as raised:
+    with refused("messages[2].images"):
         _conversation(ChatRequest.model_validate({"messages": [picture, answer, picture]}), [])
-    assert raised.value.param == "messages[2].images"

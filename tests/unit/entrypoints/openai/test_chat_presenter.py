@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from inflight.entrypoints.http.presenter import AnswerTo
 from inflight.entrypoints.openai.chat_presenter import ChatPresenter
-from inflight.entrypoints.openai.presenter import AnswerTo
 from inflight.outputs import CompletionOutput
 from inflight.parsers.selector import create_output_parser
-from tests.unit.entrypoints.openai.outputs import completion, opened, output, request, row
+from tests.unit.entrypoints.outputs import completion, opened, output, request, row
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 TOOLS = partial(create_output_parser, "hermes", "qwen3", tools=[{"function": {"name": "f"}}])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from inflight.entrypoints.http.presenter import AnswerTo
 from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
-from inflight.entrypoints.openai.presenter import AnswerTo
-from tests.unit.entrypoints.openai.outputs import completion, opened, output, request, row
+from tests.unit.entrypoints.outputs import completion, opened, output, request, row
 
 
 def presenter(num_prompts: int = 1, n: int = 1, **more: Any) -> CompletionPresenter:
@@ -74,7 +74,7 @@ def test_the_prompt_is_echoed_once() -> None:
 
 
 def test_prompt_logprobs_are_of_a_whole_answer() -> None:
-    shown = presenter(prompt_logprobs=True)
+    shown = presenter(parts=("prompt_logprobs",))
     body = json.loads(
         shown.body([output(completion("a", finish_reason="stop"), prompt_logprobs=[None, row("b", -2.0)])])
     )

@@ -11,12 +11,18 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from inflight.entrypoints.openai.completions import _FIM_TOKENS, _check_suffix, _prompt, find_fim_tokens
-from inflight.entrypoints.openai.errors import FieldError
+from inflight.entrypoints.http.chat_request import TextRequest
+from inflight.entrypoints.http.field_names import FieldNames
+from inflight.entrypoints.http.text_prompts import _FIM_TOKENS, _prompt, find_fim_tokens
+from inflight.entrypoints.http.validated import Presentation
+from inflight.entrypoints.openai.completions import _check_suffix
 from inflight.entrypoints.openai.protocol import CompletionRequest
+from inflight.errors import InvalidRequestError
+from inflight.sampling_params import SamplingParams
 from inflight.tokenizer.tokenizer import Tokenizer
 from tests.support.fakes_tokenizer import BOS_ID
 from tests.unit.entrypoints.api_client import FIM, MAX_MODEL_LEN, Api, make_tokenizer, serving
+from tests.unit.entrypoints.refusals import refused
 
 FAMILIES = {texts[0]: texts for texts in _FIM_TOKENS}
 CODE_LLAMA = _FIM_TOKENS[-1]
@@ -47,12 +53,14 @@ def sentencepiece() -> Tokenizer:
 def prompt(tokenizer: Tokenizer, **fields: Any) -> tuple[list[str | None], str | None]:
     """The pieces of the prompt, and the text that `echo` shows."""
 
-    async def encode(text: str, *, add_special_tokens: bool) -> list[int]:
+    async def encode(text: str, *, add_special_tokens: bool, behind: bool = False) -> list[int]:
         return tokenizer.encode(text, add_special_tokens)
 
     model = SimpleNamespace(max_model_len=99)
     engine: Any = SimpleNamespace(tokenizer=tokenizer, encode=encode, model=model)
-    made = asyncio.run(_prompt(engine, CompletionRequest(prompt="ab", **fields), "ab"))
+    shown = Presentation(model="m", echo=fields.pop("echo", False))
+    request = TextRequest(prompts=["ab"], params=SamplingParams(), presentation=shown, **fields)
+    made = asyncio.run(_prompt(engine, request, "ab"))
     return [tokenizer.id_to_piece(token) for token in made.token_ids], made.text
 
 
@@ -79,9 +87,9 @@ def test_an_unknown_token_is_not_taken_for_those_of_a_family() -> None:
 
 def test_an_empty_suffix_is_none_and_a_model_without_the_tokens_takes_no_other() -> None:
     assert prompt(byte_level(), suffix="")[0] == ["<s>", "a", "b"]
-    with pytest.raises(FieldError, match="this model has none: leave suffix out") as raised:
+    with pytest.raises(InvalidRequestError) as raised:
         prompt(byte_level(*FAMILIES["<fim_prefix>"][:2]), suffix="a")
-    assert raised.value.param == "suffix"
+    assert FieldNames(CompletionRequest(prompt="x", suffix="a")).api_error(raised.value).param == "suffix"
 
 
 @pytest.mark.parametrize(
@@ -93,9 +101,8 @@ def test_an_empty_suffix_is_none_and_a_model_without_the_tokens_takes_no_other()
     ],
 )
 def test_what_a_suffix_excludes(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(FieldError) as raised:
+    with refused(param):
         _check_suffix(CompletionRequest(suffix="x", **fields))
-    assert raised.value.param == param
     _check_suffix(CompletionRequest(suffix="", **fields))
     _check_suffix(CompletionRequest(suffix="x", echo=True, logprobs=None, prompt=["a", "b"]))
 

@@ -21,9 +21,10 @@ import numpy as np
 import pytest
 import tokenizers
 
-from inflight.entrypoints.openai.chat import validate_chat
+from inflight.entrypoints.http.chat import validate_chat
+from inflight.entrypoints.http.validated import ValidatedRequest
+from inflight.entrypoints.openai.chat import read_chat
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
-from inflight.entrypoints.openai.validated import ValidatedRequest
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.written_answer import written_answer
 from inflight.parsers.selector import resolve_parsers
@@ -34,6 +35,7 @@ from inflight.structured_output.manager import MaskRequest, StructuredOutputMana
 from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.folder_tokenizer import folder_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
+from inflight.tokenizer.vocabulary_bytes import vocabulary_bytes
 from tests.conftest import FULL
 from tests.unit.parsers.test_selector import END, QWEN_CALLS, TEMPLATES, TURN
 from tests.unit.structured_output.grammar_case import MODEL, allowed_ids
@@ -207,7 +209,10 @@ class Engine:
         self.tokenizer = tokenizer(kind)
         self.chat_template = template
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    async def render(self, render: Callable[[], str]) -> str:
+        return render()
+
+    async def encode(self, text: str, *, add_special_tokens: bool, behind: bool = False) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens)
 
     async def decode(self, token_ids: list[int]) -> str:
@@ -235,7 +240,8 @@ def validated(kind: str, model: str, mode: str, constraint: str) -> ValidatedReq
         messages.append({"role": "assistant", "content": prefill})
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
     body = {"messages": messages, **fields, **CONSTRAINTS[constraint][0]}
-    return asyncio.run(validate_chat(server(kind, model), ChatCompletionRequest.model_validate(body)))
+    here = server(kind, model)
+    return asyncio.run(validate_chat(here, lambda: read_chat(here, ChatCompletionRequest.model_validate(body))))
 
 
 def script_for(habit: str, model: str) -> bytes:
@@ -251,7 +257,7 @@ def script_for(habit: str, model: str) -> bytes:
 def tokens_by_first_byte(kind: str) -> dict[bytes, list[tuple[bytes, int]]]:
     """(bytes, token), the longest last."""
     found: dict[bytes, list[tuple[bytes, int]]] = {}
-    texts = sorted((text, t) for t, text in enumerate(tokenizer(kind).vocabulary_bytes()))
+    texts = sorted((text, t) for t, text in enumerate(vocabulary_bytes(tokenizer(kind))))
     for text, token_id in sorted(texts, key=lambda each: len(each[0])):
         found.setdefault(text[:1], []).append((text, token_id))
     return {first: tokens for first, tokens in found.items() if first}

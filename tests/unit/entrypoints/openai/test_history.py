@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inflight.entrypoints.openai.messages import template_messages
+from inflight.entrypoints.fields.messages import template_messages
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.written_answer import written_answer
 from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallStart

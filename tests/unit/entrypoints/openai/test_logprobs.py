@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from inflight.entrypoints.openai.logprobs import LOWEST, CompletionLogprobs, chat_logprobs, prompt_logprobs
+from inflight.entrypoints.http.logprobs import LOWEST, chat_logprobs
+from inflight.entrypoints.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from inflight.errors import EngineError
 from inflight.outputs import Logprob
 from tests.support.fakes_tokenizer import byte_tokenizer
-from tests.unit.entrypoints.openai.outputs import row
+from tests.unit.entrypoints.outputs import row
 
 ROW = {7: Logprob(-3.0, 3, "é"), 5: Logprob(-1.0, 1, "a"), 6: Logprob(float("-inf"), 2, "b")}  # the drawn token first
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from inflight.entrypoints.openai.errors import ApiError, FieldError
-from inflight.entrypoints.openai.messages import MAX_TOOLS, template_messages
-from inflight.entrypoints.openai.protocol import ChatCompletionRequest
-from inflight.entrypoints.openai.thinking import thoughts_of
-from inflight.entrypoints.responses_api.conversation import ValidatedResponse, _chat, validate_response
+from inflight.entrypoints.fields.field_error import FieldError
+from inflight.entrypoints.fields.messages import MAX_TOOLS
+from inflight.entrypoints.http.chat_request import ChatRequest
+from inflight.entrypoints.http.errors import ApiError
+from inflight.entrypoints.responses_api.conversation import ValidatedResponse, _read_chat, validate_response
 from inflight.entrypoints.responses_api.protocol import ResponsesRequest
 from inflight.entrypoints.responses_api.tools import CalledTool, PromptTools
 from inflight.entrypoints.serve.settings import ServerSettings
@@ -25,14 +25,14 @@ RESULT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
 
 
-def chat(**body: Any) -> ChatCompletionRequest:
+def chat(**body: Any) -> ChatRequest:
     asked = ResponsesRequest.model_validate({"input": "x", **body})
-    return _chat(asked, PromptTools(asked.tools or (), enforces_patterns=False))[0]
+    return _read_chat(server(), asked, PromptTools(asked.tools or (), enforces_patterns=False))
 
 
 def messages(*items: Any, **more: Any) -> list[dict[str, Any]]:
     """The messages in the form that the chat template gets."""
-    return template_messages(chat(input=list(items), **more).messages)
+    return [*chat(input=list(items), **more).prompt.messages]
 
 
 def call(name: str, arguments: Any, call_id: str = "c1") -> dict[str, Any]:
@@ -40,7 +40,7 @@ def call(name: str, arguments: Any, call_id: str = "c1") -> dict[str, Any]:
 
 
 def test_text_is_a_message_of_the_user() -> None:
-    found = template_messages(chat(input="", instructions="Be short.").messages)
+    found = chat(input="", instructions="Be short.").prompt.messages
     assert found == [{"role": "system", "content": "Be short."}, {"role": "user", "content": ""}]
 
 
@@ -118,24 +118,24 @@ def test_fields_have_their_names_of_a_chat() -> None:
         stream=True,
         parallel_tool_calls=False,
     )
-    assert found.constraint() == StructuredOutputsParams(json=schema)
-    assert (thoughts_of(found).effort, found.max_tokens, found.temperature) == ("none", 3, 0.5)
-    assert (found.stream, found.parallel_tool_calls, found.logprobs) == (True, False, None)
-    assert chat(text={"verbosity": "low"}).constraint() is None
-    assert chat(text={"format": {"type": "json_object"}}).constraint() == StructuredOutputsParams(json_object=True)
+    assert found.params.structured_outputs == StructuredOutputsParams(json=schema)
+    assert (found.thoughts.effort, found.params.max_tokens, found.params.temperature) == ("none", 3, 0.5)
+    assert (found.presentation.stream, found.parallel_tool_calls, found.params.logprobs) == (True, False, None)
+    assert chat(text={"verbosity": "low"}).params.structured_outputs is None
+    wanted = StructuredOutputsParams(json_object=True)
+    assert chat(text={"format": {"type": "json_object"}}).params.structured_outputs == wanted
 
 
 @pytest.mark.parametrize(
     ("body", "logprobs"),
     [
-        ({"include": ["message.output_text.logprobs"]}, (True, None)),
-        ({"top_logprobs": 2}, (True, 2)),
-        ({"top_logprobs": 0, "include": ["reasoning.encrypted_content"]}, (None, None)),
+        ({"include": ["message.output_text.logprobs"]}, 0),
+        ({"top_logprobs": 2}, 2),
+        ({"top_logprobs": 0, "include": ["reasoning.encrypted_content"]}, None),
     ],
 )
-def test_logprobs(body: dict[str, Any], logprobs: tuple[bool | None, int | None]) -> None:
-    found = chat(**body)
-    assert (found.logprobs, found.top_logprobs) == logprobs
+def test_logprobs(body: dict[str, Any], logprobs: int | None) -> None:
+    assert chat(**body).params.logprobs == logprobs
 
 
 def validated(body: dict[str, Any], *, strict_fields: bool = False, **parsers: Any) -> ValidatedResponse:

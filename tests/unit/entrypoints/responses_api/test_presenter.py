@@ -10,9 +10,9 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from inflight.entrypoints.openai.errors import ApiError
-from inflight.entrypoints.openai.presenter import AnswerTo
-from inflight.entrypoints.openai.validated import Presentation, TokenPrompt
+from inflight.entrypoints.http.errors import ApiError
+from inflight.entrypoints.http.presenter import AnswerTo
+from inflight.entrypoints.http.validated import Presentation, TokenPrompt
 from inflight.entrypoints.responses_api import bodies
 from inflight.entrypoints.responses_api.conversation import ValidatedResponse
 from inflight.entrypoints.responses_api.presenter import ResponsesPresenter, input_of
@@ -21,7 +21,7 @@ from inflight.entrypoints.responses_api.tools import PromptTools
 from inflight.outputs import RequestOutput
 from inflight.parsers.selector import create_output_parser
 from inflight.sampling_params import SamplingParams
-from tests.unit.entrypoints.openai.outputs import completion, output, row
+from tests.unit.entrypoints.outputs import completion, output, row
 
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "name": "f", "parameters": {"type": "object"}},

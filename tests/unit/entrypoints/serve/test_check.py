@@ -31,6 +31,7 @@ CONFIG = {
     "torch_dtype": "float32",
 }
 INDEX = "model.safetensors.index.json"
+EMPTY = (2).to_bytes(8, "little") + b"{}"  # a file without tensors
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "model.safetensors").touch()
+    (folder / "model.safetensors").write_bytes(EMPTY)
     return folder
 
 
@@ -97,6 +98,30 @@ def test_weights_larger_than_the_memory_are_told(folder: Path, monkeypatch: pyte
     (problem,) = problems(folder)
     assert "1024.00 GiB" in problem and "is free" in problem
     assert problems(folder, load_format="dummy") == []
+
+
+@pytest.mark.parametrize("content", [b"", EMPTY[:9], EMPTY + b"x", b"{" + EMPTY])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_damaged_weight_file_is_told(folder: Path, content: bytes, sharded: bool) -> None:
+    """Before, a damaged file was found at the start only."""
+    file = folder / "model.safetensors"
+    if sharded:
+        file = file.rename(folder / "a.safetensors")
+        (folder / INDEX).write_text(json.dumps({"weight_map": {"a": file.name}}))
+        (problem,) = problems(folder)
+        assert "says that a is in a.safetensors, but it is not there" in problem
+    file.write_bytes(content)
+    (problem,) = problems(folder)
+    assert problem.startswith(f"{file} cannot be read as safetensors")
+
+
+def test_a_tensor_in_two_files_is_told(folder: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
+    for name in ("model.safetensors", "b.safetensors"):
+        (folder / name).write_bytes(len(header).to_bytes(8, "little") + header)
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    (problem,) = problems(folder)
+    assert "a is both in a.safetensors and in b.safetensors" in problem
 
 
 def test_a_missing_weight_file_is_reported(folder: Path) -> None:

@@ -32,8 +32,11 @@ class Played:
         self.handled: list[Any] = []
         self.defect: Exception | None = None
 
-    def serve(self, settings: ServerSettings, ssl_context: Any, start: Any, shutdown: Shutdown) -> Any:
+    def serve(
+        self, settings: ServerSettings, ssl_context: Any, start: Any, shutdown: Shutdown, *, terminal: Any
+    ) -> Any:
         self.settings, self.ssl_context, self.start, self.shutdown = settings, ssl_context, start, shutdown
+        assert not terminal.was_closed
         return self
 
     async def run(self, listener: socket.socket) -> int:
@@ -51,7 +54,9 @@ class Played:
         self.clock = clock
         return SimpleNamespace(description="the model")
 
-    async def supervise(self, settings: ServerSettings, args: EngineArgs, listener: Listener, clock: Any) -> int:
+    async def supervise(
+        self, settings: ServerSettings, args: EngineArgs, listener: Listener, clock: Any, _: Any
+    ) -> int:
         self.calls.append("supervise")
         self.given, self.clock = (settings, args), clock
         self.listener = listener.socket

@@ -20,10 +20,8 @@ from inflight.entrypoints.serve import front_end_main
 from inflight.entrypoints.serve.front_end_main import (
     CUT,
     DRAIN,
-    ENGINE,
     EXIT_COMMAND_GONE,
     EXIT_FAILED,
-    GONE,
     OPEN,
     Control,
     FrontEndStart,
@@ -32,6 +30,7 @@ from inflight.entrypoints.serve.front_end_main import (
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import Shutdown
 from inflight.errors import ConfigError, EngineDeadError
+from inflight.processes.line_wire import LineWire
 from tests.unit.engine.serving.event_loop import run
 
 
@@ -43,11 +42,11 @@ def test_a_replica_that_is_gone_may_come_back() -> None:
         control = Control(theirs, Shutdown(1.0), 2)
         sent, other = socket.socketpair()
         with ours, theirs, sent, other:
-            ours.send(bytes([GONE + 1]))
+            LineWire(ours).send({"gone": 1})
             with pytest.raises(EngineDeadError) as caught:
                 await asyncio.wait_for(control.engine_sockets[1].get(), 60)
             assert str(caught.value) == "the engine was given up, or its machine is away"
-            socket.send_fds(ours, [bytes([ENGINE + 1])], [sent.fileno()])
+            LineWire(ours).send({"engine": 1}, [sent.fileno()])
             with await asyncio.wait_for(control.engine_sockets[1].get(), 60) as given:
                 given.send(b"to the engine")
                 assert other.recv(100) == b"to the engine"
@@ -62,8 +61,9 @@ def test_orders_that_are_read_together_go_to_their_replicas() -> None:
         control = Control(theirs, Shutdown(1.0), 3)
         sent, other = socket.socketpair()
         with ours, theirs, sent, other:
-            ours.send(bytes([GONE, GONE + 2]))
-            socket.send_fds(ours, [bytes([ENGINE + 1])], [sent.fileno()])
+            LineWire(ours).send({"gone": 0})
+            LineWire(ours).send({"gone": 2})
+            LineWire(ours).send({"engine": 1}, [sent.fileno()])
             for index in (0, 2):
                 with pytest.raises(EngineDeadError):
                     await asyncio.wait_for(control.engine_sockets[index].get(), 60)
@@ -101,7 +101,7 @@ def test_a_front_end_does_not_outlive_the_command(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_orders_of_the_command(
-    monkeypatch: pytest.MonkeyPatch, orders: list[int], opened: bool, begun: int, codes: list[int]
+    monkeypatch: pytest.MonkeyPatch, orders: list[str], opened: bool, begun: int, codes: list[int]
 ) -> None:
     shutdown, begins, cuts = Shutdown(1.0), list[None](), list[int]()
     monkeypatch.setattr(shutdown, "begin", lambda: begins.append(None))
@@ -111,7 +111,7 @@ def test_orders_of_the_command(
         ours, theirs = socket.socketpair()
         with ours, theirs:
             control = Control(theirs, shutdown, 1)
-            ours.send(bytes(orders))
+            ours.sendall(b"".join(json.dumps(order).encode() + b"\n" for order in orders))  # they are read together
             while not (begins or cuts or control.opened.is_set()):
                 await asyncio.sleep(0.001)
             assert control.opened.is_set() is opened
@@ -208,7 +208,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
 def test_a_front_end_reports_that_it_is_ready_and_waits_for_the_order_to_answer(
     command: Command, index: int, is_replacement: bool
 ) -> None:
-    command.control.send(bytes([OPEN]))
+    LineWire(command.control).send(OPEN)
     assert command.main(index, is_replacement) == 7
     settings, args = SETTINGS, EngineArgs(model="m", data_parallel_size=2)
     assert command.calls == [

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from inflight.engine.serving.client import CLIENT
 from inflight.entrypoints.serve.access_log import AccessLog, report_dropped
 from inflight.entrypoints.serve.api_keys import ApiKeys, read_key_file
 from inflight.entrypoints.serve.asgi import Message, Receive, Scope, Send, send_json
-from inflight.entrypoints.serve.error_form import anthropic_error, error_form, ollama_error, openai_error
 from inflight.entrypoints.serve.gate import Gate
 from inflight.entrypoints.serve.middlewares import Spellings, wrap
 from inflight.entrypoints.serve.settings import ServerSettings
@@ -36,7 +36,12 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def call(
-    app: Any, path: str = "/v1/models", method: str = "GET", headers: dict[str, str] | None = None, body: Any = (b"",)
+    app: Any,
+    path: str = "/v1/models",
+    method: str = "GET",
+    headers: dict[str, str] | None = None,
+    body: Any = (b"",),
+    address: str = "1.2.3.4",
 ) -> tuple[int, dict[str, str], dict[str, Any]]:
     parts = list(body)
     sent: list[Message] = []
@@ -50,11 +55,13 @@ def call(
 
     raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
     scope = {"type": "http", "method": method, "path": path, "query_string": b"key=secret", "headers": raw}
-    asyncio.run(app({**scope, "client": ("1.2.3.4", 5)}, receive, send))
-    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    asyncio.run(app({**scope, "client": (address, 5)}, receive, send))
+    first, *pieces = sent
+    assert first["type"] == "http.response.start" and {piece["type"] for piece in pieces} == {"http.response.body"}
+    assert [bool(piece.get("more_body")) for piece in pieces] == [True] * (len(pieces) - 1) + [False]
     answered = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     is_json = answered.get("content-type") == "application/json"
-    return sent[0]["status"], answered, json.loads(sent[1]["body"]) if is_json else {}
+    return sent[0]["status"], answered, json.loads(b"".join(piece["body"] for piece in pieces)) if is_json else {}
 
 
 def wrapped(**settings: Any) -> Any:
@@ -412,6 +419,62 @@ def test_the_bodies_of_all_requests_are_bounded_together() -> None:
         assert call(app, body=[b"x" * 2000])[0] == 200
 
 
+def test_an_address_that_fills_the_bodies_is_refused_before_others() -> None:
+    refused: list[tuple[str, int]] = []
+
+    async def hold(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        if scope["path"] == "/hold":
+            for address in ("1.2.3.4", "5.6.7.8", "1.2.3.4", "5.6.7.8"):
+                body = b"x" * 200 if address == "1.2.3.4" else b"x" * 10
+                status, _, _ = await asyncio.to_thread(call, app, "/v1/models", body=[body], address=address)
+                refused.append((address, status))
+        await send_json(send, 200, {})
+
+    app = wrap(hold, ServerSettings(access_log="off", max_body_bytes=2000, max_total_body_bytes=2100))
+    assert call(app, "/hold", body=[b"x" * 1900])[0] == 200
+    assert refused == [("1.2.3.4", 200), ("5.6.7.8", 200), ("1.2.3.4", 503), ("5.6.7.8", 200)]
+    assert call(app, body=[b"x" * 2000])[0] == 200, "alone it may have all"
+
+
+def test_a_client_is_its_key_or_its_connection() -> None:
+    seen: list[str] = []
+
+    async def note(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(CLIENT.get())
+        await send_json(send, 200, {})
+
+    def ask(app: Any, key: str, address: str) -> str:
+        assert call(app, headers={"Authorization": f"Bearer {key}"}, address=address)[0] == 200
+        return seen.pop()
+
+    with_keys = wrap(note, ServerSettings(access_log="off", api_keys=KEYS))
+    assert (
+        ask(with_keys, KEYS[0], "1.2.3.4") == ask(with_keys, KEYS[0], "5.6.7.8") != ask(with_keys, KEYS[1], "1.2.3.4")
+    )
+    assert KEYS[0] not in ask(with_keys, KEYS[0], "1.2.3.4")
+    without = wrap(note, ServerSettings(access_log="off"))
+    assert ask(without, "any", "1.2.3.4") == ask(without, "other", "1.2.3.4") != ask(without, "any", "5.6.7.8")
+
+
+@pytest.mark.parametrize("keys", [(), KEYS])
+def test_an_action_for_all_clients_may_need_a_key_of_its_own(keys: tuple[str, ...]) -> None:
+    app = wrapped(api_keys=keys, admin_api_key="admin-key-1")
+
+    def status(path: str, key: str | None) -> int:
+        return call(app, path, "POST", {} if key is None else {"x-api-key": key})[0]
+
+    assert status("/reset_prefix_cache", "admin-key-1") == 200
+    assert status("/reset_prefix_cache/", "admin-key-1") == 200
+    for key in (None, "wrong", *KEYS):
+        assert status("/reset_prefix_cache", key) == 401
+        assert status("/reset_prefix_cache/", key) == 401
+        assert status("/v1/models", key) == (200 if not keys or key in keys else 401)
+    assert status("/v1/models", "admin-key-1") == 200
+    with pytest.raises(ConfigError, match="shorter than 8"):
+        wrapped(admin_api_key="short")
+
+
 def test_of_two_keys_none_counts() -> None:
     app, right = wrapped(api_keys=KEYS), f"Bearer {KEYS[0]}".encode()
     for shown in ([right, b"Bearer wrong"], [b"Bearer wrong", right], [right, right]):
@@ -435,52 +498,3 @@ def status_of(app: Any, headers: list[tuple[bytes, bytes]]) -> int:
     asyncio.run(app(scope, receive, send))
     status: int = sent[0]["status"]
     return status
-
-
-@pytest.mark.parametrize(
-    ("path", "headers", "form"),
-    [
-        ("/v1/messages", [], anthropic_error),
-        ("/v1/messages/count_tokens", [], anthropic_error),
-        ("/v1/models", [(b"anthropic-version", b"2023-06-01")], anthropic_error),
-        ("/v1/models", [(b"x-api-key", b"k")], openai_error),
-        ("/v1/messagesx", [], openai_error),
-        ("/v1/chat/completions", [], openai_error),
-        ("/api/chat", [], ollama_error),
-        ("/apis", [], openai_error),
-    ],
-)
-def test_whose_form_it_is(path: str, headers: Any, form: Any) -> None:
-    assert error_form({"path": path, "headers": headers}) is form
-
-
-def test_the_forms() -> None:
-    shown = (404, "no such model", "invalid_request_error", "model", "model_not_found")
-    inner = {"message": "no such model", "type": "invalid_request_error", "param": "model", "code": "model_not_found"}
-    assert openai_error(*shown) == {"error": inner}
-    assert anthropic_error(*shown) == {
-        "type": "error",
-        "error": {"type": "not_found_error", "message": "no such model"},
-    }
-    assert ollama_error(*shown) == {"error": "no such model"}
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [(400, "invalid_request_error"), (401, "authentication_error"), (403, "permission_error"), (413, "request_too_large"),
-     (415, "invalid_request_error"), (500, "api_error"), (503, "overloaded_error"), (504, "timeout_error")],
-)  # fmt: skip
-def test_anthropics_type_follows_from_the_status(status: int, kind: str) -> None:
-    assert anthropic_error(status, "x", "any", None, None)["error"] == {"type": kind, "message": "x"}
-
-
-@pytest.mark.parametrize(
-    ("message", "param", "text"),
-    [
-        ("is wrong", "top_k", "top_k: is wrong"),
-        ("tools[0]['function'] is wrong", "tools[0].function", "tools[0]['function'] is wrong"),
-    ],
-)
-def test_anthropics_message_names_the_field(message: str, param: str | None, text: str) -> None:
-    error = {"type": "invalid_request_error", "message": text}
-    assert anthropic_error(400, message, "x", param, None)["error"] == error

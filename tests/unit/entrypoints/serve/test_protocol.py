@@ -17,9 +17,11 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
+from inflight.entrypoints.serve import protocol
 from inflight.entrypoints.serve.asgi import ASGIApp, Receive, Scope, Send, send_json
 from inflight.entrypoints.serve.protocol import MAX_PIPELINED_BYTES, MAX_PIPELINED_REQUESTS, bounded_protocol
 from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.entrypoints.serve.size_limits import SizeLimits
 from tests.support.virtual_time import VirtualTimeLoop
 
 SECONDS = 300.0
@@ -59,12 +61,12 @@ class Waiting:
 @contextlib.asynccontextmanager
 async def served(app: ASGIApp, **settings: Any) -> AsyncIterator[int]:
     """The port; connections that are open at the end are cut."""
-    protocol = bounded_protocol(ServerSettings(**settings))
-    config = uvicorn.Config(cast("Any", app), http=protocol, ws="none", lifespan="off", log_config=None)
+    bounded = bounded_protocol(ServerSettings(**settings))
+    config = uvicorn.Config(cast("Any", app), http=bounded, ws="none", lifespan="off", log_config=None)
     config.load()
     state = ServerState()
     server = await asyncio.get_running_loop().create_server(
-        lambda: protocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+        lambda: bounded(config=config, server_state=state, app_state={}), "127.0.0.1", 0
     )
     try:
         yield server.sockets[0].getsockname()[1]
@@ -360,6 +362,66 @@ def test_what_comes_without_a_body_is_bounded_like_a_head(beginning: bytes) -> N
                     await writer.drain()
                     await asyncio.sleep(0.002)
                 assert (await reader.read()).startswith(b"HTTP/1.1 431")
+            writer.close()
+
+    on_loop(test)
+
+
+async def refuse_unread(scope: Scope, receive: Receive, send: Send) -> None:
+    await send_json(send, 401, {"why": "no key"})
+
+
+@pytest.mark.parametrize("head", [b"Transfer-Encoding: chunked", b"Content-Length: 99999999999"])
+def test_a_body_that_comes_after_its_answer_is_not_read_without_end(head: bytes) -> None:
+    """As from a client without a key, whose requests are answered before their bodies are read."""
+
+    async def test() -> None:
+        async with served(refuse_unread, max_body_bytes=20_000, body_timeout=1000.0) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST /read HTTP/1.1\r\n" + head + b"\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+            with contextlib.suppress(ConnectionError):
+                while not writer.is_closing():
+                    writer.write(b"a\r\n0123456789\r\n" * 100)
+                    await writer.drain()
+                    await asyncio.sleep(0.001)
+                await reader.read()
+            writer.close()
+
+    on_loop(test)
+
+
+def test_a_body_that_comes_after_its_answer_is_received_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "UNREAD_PAUSE_SECONDS", 1000.0)
+
+    async def test() -> None:
+        async with served(refuse_unread, max_body_bytes=2**28, max_total_body_bytes=2**28) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.transport.set_write_buffer_limits(0)  # `drain` waits until everything is with the kernel
+            writer.write(b"POST /read HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+            writer.write(b"x" * 50_000_000)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(writer.drain(), 0.5)
+            writer.transport.abort()
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize("head", [b"Transfer-Encoding: chunked", b"Content-Length: 99999999999"])
+def test_a_body_above_the_limit_is_refused_before_it_is_read(head: bytes) -> None:
+    """The answer is complete while the body still comes; then the connection ends."""
+
+    async def test() -> None:
+        async with served(SizeLimits(Waiting(), ServerSettings(max_body_bytes=20_000)), max_body_bytes=20_000) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            body = b"10000\r\n" + b"x" * 65_536 if head.startswith(b"Transfer") else b""
+            writer.write(b"POST /read HTTP/1.1\r\n" + head + b"\r\n\r\n" + body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 413") and b"connection: close" in answer
+            length = int(answer.lower().partition(b"content-length: ")[2].split()[0])
+            assert json.loads(await reader.readexactly(length))["error"]["code"] == "request_too_large"
+            assert await reader.read() == b""
             writer.close()
 
     on_loop(test)

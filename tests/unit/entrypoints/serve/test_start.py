@@ -46,7 +46,7 @@ for max_connections in (100, 9000):
 
 
 def test_what_serves_imports_no_torch() -> None:
-    code = "import sys, inflight.entrypoints.serve.engine_start, inflight.entrypoints.openai.app\n"
+    code = "import sys, inflight.entrypoints.serve.engine_start, inflight.entrypoints.http.app\n"
     code += "import inflight.entrypoints.serve.supervisor\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"

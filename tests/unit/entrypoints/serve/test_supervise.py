@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -19,13 +19,14 @@ import pytest
 from inflight.config.engine_args import EngineArgs
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.entrypoints.serve import supervisor
-from inflight.entrypoints.serve.front_end_main import CUT, DRAIN, ENGINE, GONE, OPEN, FrontEndStart
+from inflight.entrypoints.serve.front_end_main import CUT, DRAIN, OPEN, FrontEndStart
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.server import StartUpClock
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS, Shutdown
 from inflight.entrypoints.serve.supervisor import CUT_GRACE_SECONDS, LAST_SECONDS, Supervisor, supervise
 from inflight.errors import ConfigError, EngineDeadError, EngineError
+from inflight.processes.line_wire import LineWire
 from tests.support.virtual_time import VirtualTimeLoop
 from tests.unit.engine.serving.event_loop import run, until
 
@@ -46,21 +47,19 @@ class PlayedProcess:
         self.start = FrontEndStart.from_file(os.dup(fds[2]))
         self.state = "killed"
         self.signals: list[int] = []
-        self.orders: list[int] = []
+        self.orders: list[object] = []
+        self.wire = LineWire(self.control)
         self.given: list[int] = []
         self.is_closed = False
         self.made.append(self)
 
-    def heard(self) -> list[int]:
+    def heard(self) -> list[object]:
         """All orders so far."""
-        try:
-            while received := socket.recv_fds(self.control, 100, 1):
-                if not received[0]:
-                    break
-                self.orders += received[0]
-                self.given += array.array("i", received[1])
-        except BlockingIOError:
-            pass
+        with contextlib.suppress(BlockingIOError, EOFError):
+            while True:
+                for order, fd in self.wire.receive():
+                    self.orders.append(order)
+                    self.given += [] if fd is None else [fd]
         return self.orders
 
     def report(self, report: object) -> None:
@@ -308,7 +307,7 @@ def test_a_front_end_gets_the_sockets_of_each_replica(monkeypatch: pytest.Monkey
         seat = scene.keepers[1].seats[0]
         assert seat.put(ours) and ours.fileno() == -1
         seat.fail(EngineDeadError("given up"))
-        assert front_ends[0].heard() == [ENGINE + 1, GONE + 1] and front_ends[1].heard() == []
+        assert front_ends[0].heard() == [{"engine": 1}, {"gone": 1}] and front_ends[1].heard() == []
         with socket.socket(fileno=front_ends[0].given[0]) as given, theirs:
             theirs.send(b"x")
             assert given.recv(1) == b"x"
@@ -362,11 +361,16 @@ def test_a_front_end_that_does_not_drain_is_cut(stops: list[float], is_cut: bool
 def test_front_ends_read_files_again_with_the_command(stops: list[float], tmp_path: Path) -> None:
     async def test() -> None:
         settings = ServerSettings(port=0, api_server_count=2, api_key_file=str(tmp_path / "keys"))
-        supervised = Supervisor(settings, ARGS, Listener(SETTINGS), Shutdown(1.0), "")
+        terminal: Any = SimpleNamespace(was_closed=False)
+        supervised = Supervisor(settings, ARGS, Listener(SETTINGS), Shutdown(1.0), "", terminal)
         supervised.start_front_ends()
         assert signal.getsignal(signal.SIGHUP) != signal.SIG_DFL, "the signal would end the tests"
         signal.raise_signal(signal.SIGHUP)
         await until(lambda: all(each.signals == [signal.SIGHUP] for each in PlayedProcess.made))
+        assert not supervised._shutdown.begun.is_set()
+        terminal.was_closed = True
+        signal.raise_signal(signal.SIGHUP)
+        await until(supervised._shutdown.begun.is_set)
         for each in PlayedProcess.made:
             each.control.close()
         await supervised.end()

@@ -29,10 +29,12 @@ from inflight.attention.backend import AttentionParams, LayerCache
 from inflight.attention.cpu_paged import CpuPagedBackend, CpuPagedMetadata, _step_struct
 from inflight.attention.metadata import AttentionInputs
 from inflight.config.architecture import GELU_TANH, SIGMOID, SILU
+from inflight.config.experts import MoeSpec, RouterSpec
 from inflight.distributed.shared_collectives import PIECE_BYTES, SharedCollectives
 from inflight.errors import ConfigError
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kernels.cpu import library
+from inflight.kernels.cpu.experts import CpuExperts
 from inflight.kernels.cpu.functions import DTYPES, SIGNATURES, AttentionStep
 from inflight.kernels.cpu.gated_delta import CpuGatedDelta
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
@@ -67,7 +69,7 @@ class Kernels(NamedTuple):
 
 
 def calls(kernels: Kernels) -> Iterator[Call]:
-    for part in (attention, recurrent, linear, integers, between_products, token_masks, collectives, tape):
+    for part in (attention, recurrent, linear, integers, experts, between_products, token_masks, collectives, tape):
         yield from part(kernels)
 
 
@@ -355,6 +357,55 @@ def of_bytes(kernels: Kernels, group_size: int) -> Call:
         multiply(kernels, layer, 2 * group_size, BFLOAT16, [1, 13])
 
     return Call(f"linear 8 bits with groups of {group_size}", run)
+
+
+# -- experts -----------------------------------------------------------------------------------------------------------
+
+
+def experts(kernels: Kernels) -> Iterator[Call]:
+    for dtype in FLOATS:
+        for bits in (0, 4, 8):
+            yield experts_of(kernels, dtype, bits, 64, 5, 2, rows=[1, 2, 33])
+    for num_experts, top_k in ((1, 1), (7, 7), (16, 3), (17, 1), (1024, 8), (1025, 8), (4, 5)):
+        yield experts_of(kernels, BFLOAT16, 0, 20, num_experts, top_k, rows=[1, 13])
+    yield experts_of(kernels, BFLOAT16, 0, 36, 3, 2, rows=[1400], num_threads=3)  # batches of experts
+
+
+def experts_of(
+    kernels: Kernels,
+    dtype: torch.dtype,
+    bits: int,
+    size: int,
+    num_experts: int,
+    top_k: int,
+    *,
+    rows: Sequence[int],
+    num_threads: int = 1,
+) -> Call:
+    """`bits`: of the weights; 0: they are floats. The hidden size and that of a shared expert are `size`, too."""
+    memory = kernels.memory
+
+    def pack(gate: str | None) -> PackedLinear:
+        weight = memory.normal(2 * size if gate else size, size, dtype=dtype)
+        if not bits:
+            return pack_float(kernels.library, memory, [weight], None, gate=gate)  # type: ignore[arg-type]
+        quantized = quantize_rows(kernels.library, [weight], bits=bits, group_size=32)
+        return pack_integers(kernels.library, memory, quantized, None, gate=gate)  # type: ignore[arg-type]
+
+    def run() -> None:
+        spec = MoeSpec(
+            num_experts=num_experts, size=size, router=RouterSpec(top_k=top_k), shared_size=size, has_shared_gate=True
+        )
+        packed = [[pack(gate) for _ in range(num_experts + 1)] for gate in (SILU, None)]
+        layer = CpuExperts(kernels.library, spec, packed[0], packed[1], dtype)
+        torch.set_num_threads(num_threads)
+        for num_rows in rows:
+            choices = layer.choose(memory.normal(num_rows, num_experts + 1))
+            layer(memory.normal(num_rows, size, dtype=dtype), choices)
+        torch.set_num_threads(1)
+
+    name = f"{num_experts} experts of {size}, {bits} bits, {dtype}, {top_k} of them, {num_threads} threads"
+    return Call(name, run, top_k <= num_experts <= 1024)
 
 
 # -- between matrix products -------------------------------------------------------------------------------------------

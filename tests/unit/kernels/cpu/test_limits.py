@@ -26,11 +26,11 @@ from inflight.interface.kv_cache import KVCacheSpec
 from inflight.kernels.cpu import limits
 from inflight.kernels.cpu.functions import AttentionStep, LinearWeight
 from inflight.kernels.cpu.gated_delta import CpuGatedDelta
+from inflight.kernels.cpu.huge_pages import HugePages
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.cpu.library import bind_threads
-from inflight.kernels.cpu.linear import HugePages, PackedLinear
 from inflight.kernels.cpu.packed_heads import PackedHeads
-from inflight.kernels.cpu.packing import pack_float, pack_integers, quantize_rows
+from inflight.kernels.cpu.packing import pack, pack_float, pack_integers, quantize_rows
 from inflight.kernels.gated_delta import GatedDeltaShape, GatedDeltaWeights
 from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.kernels.short_conv import CpuShortConv
@@ -311,7 +311,7 @@ def described(in_features: int, out_features: int, bits: int, group_size: int, g
 )
 def test_a_weight_that_the_kernels_do_not_support_is_not_packed(weight: LinearWeight, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        PackedLinear(LIBRARY, weight, HugePages(), None, [zeros(4, weight.in_features)])
+        pack(LIBRARY, weight, HugePages(), None, [zeros(4, weight.in_features)])
 
 
 def test_a_method_that_uses_the_kernels_leaves_the_other_weights_to_torch() -> None:
@@ -349,7 +349,7 @@ def test_a_weight_that_does_not_fit_its_description_is_not_packed(
     weight: LinearWeight, parts: list[Tensor], others: dict[str, Tensor]
 ) -> None:
     with pytest.raises(AssertionError, match=r"needs? "):
-        PackedLinear(LIBRARY, weight, HugePages(), others.pop("bias", None), parts, **others)
+        pack(LIBRARY, weight, HugePages(), others.pop("bias", None), parts, **others)
 
 
 def test_a_weight_multiplies_only_rows_that_fit() -> None:

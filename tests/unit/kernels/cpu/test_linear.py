@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from inflight.config.architecture import GELU_TANH, SILU
+from inflight.kernels.cpu.huge_pages import HugePages
 from inflight.kernels.cpu.library import open_kernels
-from inflight.kernels.cpu.linear import HugePages, PackedLinear
+from inflight.kernels.cpu.linear import PackedLinear
 from inflight.kernels.cpu.packing import pack_float, pack_integers, quantize_rows
 from inflight.kernels.quantized_weight import QuantizedWeight
 from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
@@ -313,16 +314,6 @@ def test_quantizing_a_weight(name: str, dtype: torch.dtype) -> None:
         error = (four.dequantize() - weight.float()).view(groups.shape).square().mean(2).sum()
         assert 0 < error < 1.05 * plain
         assert (four.dequantize()[3] == 0).all()
-
-
-def test_many_pieces_come_from_one_mapping() -> None:
-    memory = HugePages()
-    pieces = [memory.allocate(size) for size in (1, 100, 64, 5 << 20)]
-    assert all(piece.data_ptr() % 64 == 0 and int(piece.sum()) == 0 for piece in pieces)
-    for i, piece in enumerate(pieces):
-        piece.fill_(i + 1)
-    assert [int(piece.max()) for piece in pieces] == [int(piece.min()) for piece in pieces] == [1, 2, 3, 4]
-    assert len(memory.allocate(300 << 20)) == 300 << 20
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)

@@ -117,7 +117,7 @@ class Session:
         passed: Tensor | IntermediateTensors | None = None
         for stage, specs in zip(self.stages, self._specs, strict=True):
             assert stage.backend is not None and not isinstance(passed, Tensor)
-            metadata = tuple(stage.backend.layer_metadata(inputs, spec) for spec in specs)
+            metadata = tuple(stage.backend.metadata_builder(spec)(inputs) for spec in specs)
             passed = stage(ModelStep(ids, positions, metadata, rows, layers, passed))
         assert passed is not None
         return passed

@@ -146,7 +146,7 @@ def test_a_step_of_two_sequences() -> None:
         inputs = AttentionInputs(
             **dict(zip(("query_start_loc", "seq_lens", "num_computed_tokens", "block_table"), arrays, strict=True))
         )
-        return backend.layer_metadata(inputs, layer.kv_cache_spec(16, torch.float32))
+        return backend.metadata_builder(layer.kv_cache_spec(16, torch.float32))(inputs)
 
     found: list[list[Tensor]] = []
     for starts, computed, lengths in (

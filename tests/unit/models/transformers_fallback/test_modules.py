@@ -17,9 +17,9 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
+from inflight.layers.gated_mlp import GatedMLP
 from inflight.layers.linear import ColumnParallelLinear
 from inflight.layers.sharding import OutputShard
-from inflight.models.decoder import GatedMLP
 from inflight.models.transformers_fallback import build
 from inflight.models.transformers_fallback.adapters import Adapter, FusedAdapter, NormAdapter
 from inflight.models.transformers_fallback.build import replace_linears

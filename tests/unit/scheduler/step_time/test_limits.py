@@ -316,7 +316,7 @@ def test_the_load_that_a_budget_adds_up_is_the_load_of_the_plan(
     """Otherwise the step takes longer or shorter than its budget says. Prompts, decodes, drafts that are cut, and tokens that a
     grammar forces are in the same steps."""
     budgets: list[StepBudget] = []
-    make_budget, note_planned, checked = Scheduler._budget, StepLimits.planned, []
+    make_budget, record_planned, checked = Scheduler._budget, StepLimits.planned, []
 
     def budget(scheduler: Scheduler) -> StepBudget:
         budgets.append(make_budget(scheduler))
@@ -326,7 +326,7 @@ def test_the_load_that_a_budget_adds_up_is_the_load_of_the_plan(
         if budgets[-1].times is not None:
             assert budgets[-1].load == load_of(plan)
             checked.append(plan)
-        return note_planned(limits, plan)
+        return record_planned(limits, plan)
 
     monkeypatch.setattr(Scheduler, "_budget", budget)
     monkeypatch.setattr(StepLimits, "planned", planned)

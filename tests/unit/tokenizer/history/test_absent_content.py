@@ -50,3 +50,14 @@ def test_null_is_the_first_choice_beside_calls() -> None:
     assert render(source, [user(), calling(call("x"), content=None), result("1")]) == "? none(x) 1"
     assert render(source, [user(), calling(call("x"), content=""), result("1")]) == "? (x) 1"
     assert render(source, [*conversation("ua"), {"role": "assistant", "content": None}]).split() == ["0", "1"]
+
+
+def test_a_template_that_writes_calls_only_beside_null_and_as_text_gets_both() -> None:
+    """As that of DeepSeek-R1-Distill-Llama."""
+    calls = "{% for c in m.tool_calls %}({{ c.function.name + c.function.arguments }}){% endfor %}"
+    source = (
+        LOOP + "{% if m.content is none %}" + calls + "{% else %}{{ m.role[0] + ':' + m.content }}{% endif %} " + END
+    )
+    for content in (None, ""):
+        found = render(source, [user(), calling(call("x", "one"), content=content), result("1", "one")])
+        assert found == 'u:? (f{"a": "x"}) t:1'

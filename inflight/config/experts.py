@@ -1,0 +1,60 @@
+"""`MoeSpec`: a layer with a mixture of experts, and `RouterSpec`: how a token's experts are chosen. See docs/moe.md."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from inflight.config.architecture import SIGMOID, SILU, MlpSpec
+
+SOFTMAX = "softmax"
+SCORINGS = (SOFTMAX, SIGMOID)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterSpec:
+    """How the router chooses `top_k` experts for a token, and how their results are weighted.
+
+    The router has a number for each expert. Its score is the softmax over all experts, or the sigmoid (`scoring`). The experts
+    with the highest scores are chosen. Their weights are their scores; if `renormalizes`, divided by their sum; then multiplied
+    by `scale`. (A softmax over the numbers of the chosen experts only is SOFTMAX with `renormalizes`.)
+
+    `bias`: the product of the router has a bias.
+    """
+
+    top_k: int
+    scoring: str = SOFTMAX
+    renormalizes: bool = False
+    scale: float = 1.0
+    bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeSpec(MlpSpec):
+    """A mixture of experts: each token is computed by the experts that the router chooses for it, and the results are added.
+
+    An expert is a gated MLP (`GatedMlpSpec`) with `size` inner numbers. Beside the chosen ones, each token is computed by a
+    shared expert with `shared_size` inner numbers, if this is not 0. With `has_shared_gate`, its result is multiplied by the
+    sigmoid of one more number of the router.
+    """
+
+    only_on_cpu = "experts, which run on CPUs only so far; use device='cpu', or model_impl='transformers'"
+    by_transformers_on_gpu = True
+
+    kind: Literal["moe"] = "moe"
+    num_experts: int
+    size: int
+    router: RouterSpec
+    activation: str = SILU
+    shared_size: int = 0
+    has_shared_gate: bool = False
+
+    @property
+    def num_features(self) -> int:
+        """See `MlpSpec`. A token is multiplied by the weights of its own experts only."""
+        return 3 * (self.router.top_k * self.size + self.shared_size) + self.num_experts
+
+    def fits(self, tp_size: int) -> bool:
+        return self.size % tp_size == 0 and self.shared_size % tp_size == 0
+
+    def __str__(self) -> str:
+        shared = f" and a shared one of size {self.shared_size}" if self.shared_size else ""
+        return f"experts of size {self.size}{shared}"

@@ -1,0 +1,47 @@
+"""Qwen1.5-MoE and Qwen2-MoE (arXiv:2407.10671): the attention of Qwen2, and experts with a shared one that has a gate."""
+
+from dataclasses import replace
+
+from inflight.config.architecture import LayerSpec, ModelArchitecture
+from inflight.config.families.expert_fields import (
+    GGUF_EXPERTS,
+    GGUF_RENORMALIZES,
+    NUM_EXPERTS,
+    read_experts,
+    sparse_layers,
+)
+from inflight.config.families.family import Family
+from inflight.config.families.family_fields import FamilyFields
+
+
+def _parse(fields: FamilyFields) -> ModelArchitecture:
+    attention = replace(fields.attention(), qkv_bias=fields.boolean("qkv_bias", True))
+    experts = replace(
+        read_experts(fields), shared_size=fields.integer("shared_expert_intermediate_size"), has_shared_gate=True
+    )
+    windowed = fields.layers_with_windows(LayerSpec(mixer=attention, mlp=experts), _windows(fields))
+    return fields.architecture(sparse_layers(fields, [layer.mixer for layer in windowed], experts))
+
+
+def _windows(fields: FamilyFields) -> list[int | None]:
+    """Without layer_types, every other layer before max_window_layers has a window."""
+    window = fields.window() if fields.boolean("use_sliding_window", False) else None
+    stop = fields.integer("max_window_layers", 28, least=0)
+    by_index = [window is not None and index % 2 == 0 and index < stop for index in range(fields.num_layers)]
+    return fields.windows(by_index, window)
+
+
+FAMILY = Family(
+    architecture="Qwen2MoeForCausalLM",
+    model_type="qwen2_moe",
+    gguf_name="qwen2moe",
+    gguf_has_experts=True,
+    gguf_names={
+        **GGUF_EXPERTS,
+        **GGUF_RENORMALIZES,
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    },
+    parse=_parse,
+    reads=NUM_EXPERTS,
+)

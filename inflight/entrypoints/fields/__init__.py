@@ -1,0 +1,1 @@
+"""The fields of requests that several APIs have, as pydantic models, in the words of all APIs and engines."""

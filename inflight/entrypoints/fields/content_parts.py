@@ -1,0 +1,157 @@
+"""The content parts of messages: text, thoughts, and other parts, which the model cannot read.
+
+Other parts do not end a conversation. A part of a type that the server does not know is left out. A medium, such as an image,
+is replaced by a short text, so that the model knows that there was one. Both are reported. A medium is an error only in
+the messages that have no answer yet, because the client asks about it now. In the result of a tool it is never an error: the
+model has called the tool, so the client has not chosen to send a medium.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from inflight.entrypoints.fields.field_error import FieldError
+from inflight.entrypoints.fields.strict_model import StrictModel, no_effect, without_indices
+
+_MEDIA = (
+    "image",
+    "screenshot",
+    "audio",
+    "video",
+    "file",
+    "document",
+    "container_upload",
+)  # words in the names of types
+_TEXTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}  # type -> field with the text
+_THINKING = "thinking"
+_MEDIUM_TYPE = re.compile(r"((input|output|computer)_)?(image|screenshot|audio|video|file|document)(_url)?")
+
+
+def _check_part_type(kind: object) -> object:
+    if isinstance(kind, str) and kind != "text":
+        raise PydanticCustomError(
+            "part_type", f"a part of the type {kind!r} needs a text in {_TEXTS.get(kind, kind)!r}"
+        )
+    return kind
+
+
+def as_text_part(part: object) -> object:
+    """Converts parts of other kinds that are text: a refusal, which is the text with which another model has refused to answer,
+    and the parts of OpenAI's Responses API."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    key = _TEXTS.get(kind) if isinstance(kind, str) and kind != "text" else None
+    if key is not None and isinstance(part, dict) and isinstance(part.get(key), str):
+        return {"type": "text", "text": part[key]}
+    return part
+
+
+class TextPart(StrictModel):
+    type: Annotated[Literal["text"], BeforeValidator(_check_part_type)]
+    text: str
+
+
+class ThinkingPart(StrictModel):
+    type: Literal["thinking"]
+    thinking: str | list[TextPart] = Field(description="A thought of the assistant, as text or as parts.")
+    closed: bool | None = no_effect("From other models.")
+    signature: str | None = no_effect("From other models.")
+
+
+class OtherPart(StrictModel):
+    """A part that is neither text nor a thought. It is left out, or replaced by a text that says what it was."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str = Field(max_length=256, json_schema_extra={"not": {"enum": [*_TEXTS, _THINKING]}})
+
+
+def _kind_of_part(part: object) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    if isinstance(part, OtherPart) or (isinstance(kind, str) and kind != _THINKING and kind not in _TEXTS):
+        return "other part"
+    thought = part.get("thinking") if isinstance(part, dict) and kind == _THINKING else None
+    is_thought = isinstance(part, ThinkingPart) or isinstance(thought, str | list)
+    return "part with a thought" if is_thought else "part with text"
+
+
+def _kind_without_thoughts(part: object) -> str:
+    kind = _kind_of_part(part)
+    return "other part" if kind == "part with a thought" else kind
+
+
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("part with text")]
+    | Annotated[ThinkingPart, Tag("part with a thought")]
+    | Annotated[OtherPart, Tag("other part")],
+    Discriminator(_kind_of_part),
+    BeforeValidator(as_text_part),
+]
+# where thoughts are no parts of messages
+PlainPart = Annotated[
+    Annotated[TextPart, Tag("part with text")] | Annotated[OtherPart, Tag("other part")],
+    Discriminator(_kind_without_thoughts),
+    BeforeValidator(as_text_part),
+]
+
+
+def readable_parts(
+    parts: Sequence[TextPart | ThinkingPart | OtherPart], where: str, left_out: list[str], *, is_asked: bool
+) -> list[TextPart | ThinkingPart | OtherPart]:
+    """The parts that the model can read; none of them is an `OtherPart`.
+
+    Args:
+        where: the field of the request that has the parts.
+        left_out: gets the names of the parts that the model cannot read, for the answer's header.
+        is_asked: whether the client asks about these parts now.
+
+    Raises:
+        FieldError: a part is a medium, and the client asks about it now.
+    """
+    found: list[TextPart | ThinkingPart | OtherPart] = []
+    for i, part in enumerate(parts):
+        if not isinstance(part, OtherPart):
+            found.append(part)
+            continue
+        if is_asked:
+            check_medium(part.type, f"{where}[{i}].type")
+        left_out.append(f"{without_indices(where)}[] ({part.type})")
+        if text := text_instead(part.type):
+            found.append(TextPart(type="text", text=text))
+    return found
+
+
+def is_part(kind: str) -> bool:
+    """Whether this is the type of a part with a text or a medium, in the words of OpenAI's APIs."""
+    return kind in _TEXTS or _MEDIUM_TYPE.fullmatch(kind) is not None
+
+
+def check_medium(kind: str, where: str) -> None:
+    """
+    Raises:
+        FieldError: a part of this type is a medium.
+    """
+    medium = _medium_of(kind)
+    if medium is not None:
+        reads = "this model takes text only: no images, audio, video or files"
+        raise FieldError(where, f"{where}: {kind!r} is of type {medium}; {reads}")
+
+
+def text_instead(kind: str) -> str:
+    """What the model reads instead of a part of this type; "" if nothing."""
+    medium = _medium_of(kind)
+    if medium is None:
+        return ""
+    return f"[{medium}: left out, because this model reads text only]"
+
+
+def _medium_of(kind: str) -> str | None:
+    """What a part of this type contains, such as "image"; None if it is no medium."""
+    return next((medium for medium in _MEDIA if medium in kind), None)

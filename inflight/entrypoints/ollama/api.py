@@ -1,0 +1,20 @@
+"""Ollama's API, as a row of the table of APIs, and its form of errors."""
+
+from collections.abc import Mapping
+
+from inflight.entrypoints.http.api import Api, with_field
+
+
+def error_form(status: int, message: str, kind: str, param: str | None, code: str | None) -> Mapping[str, object]:
+    return {"error": with_field(message, param)}
+
+
+API = Api(
+    routes="inflight.entrypoints.ollama.routes",
+    title="Ollama",
+    paths=("/api/",),
+    error_form=error_form,
+    takes_any_content_type=True,
+    examples={"/api": "/api/chat, /api/tags"},
+    instead={"/api": ": the server has one model, which cannot be changed"},
+)

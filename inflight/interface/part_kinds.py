@@ -1,0 +1,40 @@
+"""The tables of the kinds of request parts. To add a kind, see docs/extending.md.
+
+The codec reads `PART_KINDS` and `RESULT_KINDS`: a kind that is not in them is refused with its place in the message.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from inflight.errors import InvalidRequestError
+from inflight.interface.parts import PartResult, RequestPart
+from inflight.interface.prompt_logprobs import PromptLogprobsPart, PromptLogprobsResult
+from inflight.sampling_params import SamplingParams
+
+PART_KINDS: dict[str, type[RequestPart]] = {each.kind: each for each in (PromptLogprobsPart,)}
+RESULT_KINDS: dict[str, type[PartResult]] = {each.kind: each for each in (PromptLogprobsResult,)}
+# a sampling parameter -> the part that a request has if the parameter is not None. Any: the type of the parameter
+PARTS_OF_PARAMETERS: Mapping[str, Callable[[Any], RequestPart]] = {
+    "prompt_logprobs": lambda count: PromptLogprobsPart(num_logprobs=count)
+}
+
+
+def parts_of(params: SamplingParams, given: Sequence[RequestPart]) -> tuple[RequestPart, ...]:
+    """The parts of a request: those that it brings itself, and those that its parameters ask for.
+
+    Raises:
+        InvalidRequestError: a part is of a kind that is not known, or two parts are of one kind.
+    """
+    for part in given:
+        if PART_KINDS.get(getattr(part, "kind", "")) is not type(part):
+            raise InvalidRequestError(
+                f"a request has a part of the class {type(part).__name__}, which is none of the known kinds "
+                f"({', '.join(PART_KINDS)}): leave it out"
+            )
+    asked = ((make, getattr(params, name)) for name, make in PARTS_OF_PARAMETERS.items())
+    parts = *given, *(make(value) for make, value in asked if value is not None)
+    twice = [kind for kind, count in Counter(part.kind for part in parts).items() if count > 1]
+    if twice:
+        raise InvalidRequestError(f"a request has several parts of the kind {twice[0]!r}: give at most one of a kind")
+    return parts

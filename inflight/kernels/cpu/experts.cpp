@@ -1,0 +1,227 @@
+// Mixtures of experts: which experts compute a row, their products, and the sum of their results. kernels/expert_choice.py has the
+// formulas.
+//
+// The pairs (row, expert) are sorted by expert. Then the products of all chosen experts are computed together: first those with gate
+// and up, then those with down, whose results go to the places of the pairs, times the weights. The tasks of a batch of experts are
+// in one list, so threads that have finished their part of one expert go on with the next. No row is padded, and the weights of
+// experts that no row has chosen are not read.
+//
+// A result is the same bit for bit, whatever the other rows are: so are the products (linear.cpp), and the results of a row are
+// added in the order of its choices.
+
+#include <algorithm>
+#include <vector>
+
+#include "linear_product.h"
+#include "threads.h"
+
+namespace {
+
+constexpr int64_t kParallelElements = 1 << 13;  // with fewer, waking the other threads costs more than they save
+constexpr int64_t kPairsAtOnce = 2048;          // of the experts of a batch, if it has several; bounds the memory for arranged rows
+
+struct Choice {  // int32 [., 2] in Python
+    int32_t expert;
+    float weight;
+};
+
+// -- the router -------------------------------------------------------------------------------------------------------
+
+// The scores of `logits` [count], which has room for whole vectors.
+void write_scores(const ExpertRouter& router, const float* logits, int64_t count, float* scores) {
+    const bool is_softmax = router.scoring == 0;
+    float largest_logit = logits[0];
+    for (int64_t i = 1; i < count; i++) largest_logit = std::max(largest_logit, logits[i]);
+    for (int64_t i = 0; i < count; i += kLanes) {
+        const VecF x = load(logits + i);
+        store(scores + i, is_softmax ? exponential(sub(x, splat(largest_logit))) : sigmoid(x));
+    }
+    if (!is_softmax) return;
+    float total = 0;
+    for (int64_t i = 0; i < count; i++) total += scores[i];
+    for (int64_t i = 0; i < count; i++) scores[i] /= total;
+}
+
+float sigmoid_of(float x) {
+    alignas(64) float lanes[kLanes];
+    store(lanes, sigmoid(splat(x)));
+    return lanes[0];
+}
+
+void choose(const ExpertRouter& router, const float* given, Choice* choices) {
+    alignas(64) float logits[kMostExperts + kLanes] = {}, scores[kMostExperts + kLanes];
+    bool is_taken[kMostExperts] = {};
+    const int64_t count = router.num_experts;
+    std::copy(given, given + count, logits);
+    write_scores(router, logits, count, scores);
+    float total = 0;
+    for (int64_t place = 0; place < router.top_k; place++) {
+        int64_t best = -1;
+        for (int64_t i = 0; i < count; i++)
+            if (!is_taken[i] && (best < 0 || scores[i] > scores[best])) best = i;
+        is_taken[best] = true;
+        choices[place] = {static_cast<int32_t>(best), scores[best]};
+        total += scores[best];
+    }
+    for (int64_t place = 0; place < router.top_k; place++) {
+        if (router.renormalizes) choices[place].weight /= total;
+        choices[place].weight *= router.scale;
+    }
+    if (router.has_shared)
+        choices[router.top_k] = {static_cast<int32_t>(count), router.has_shared_gate ? sigmoid_of(given[count]) : 1.0f};
+}
+
+// -- the products -----------------------------------------------------------------------------------------------------
+
+struct Pairs {  // sorted by expert
+    std::vector<int32_t> rows;     // of the hidden states
+    std::vector<int32_t> places;   // of the results
+    std::vector<float> weights;
+    std::vector<int64_t> starts;   // of each expert; one more at the end
+
+    void sort(const Choice* choices, int64_t num_rows, int64_t per_row, int64_t num_experts) {
+        const int64_t count = num_rows * per_row;
+        rows.resize(count);
+        places.resize(count);
+        weights.resize(count);
+        starts.assign(num_experts + 2, 0);  // first the counts, one place further
+        for (int64_t i = 0; i < count; i++) starts[choices[i].expert + 2]++;
+        for (int64_t expert = 0; expert < num_experts; expert++) starts[expert + 2] += starts[expert + 1];
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t at = starts[choices[i].expert + 1]++;
+            rows[at] = static_cast<int32_t>(i / per_row);
+            places[at] = static_cast<int32_t>(i);
+            weights[at] = choices[i].weight;
+        }
+    }
+};
+
+struct Memory {  // of the calling thread, kept from call to call
+    Pairs pairs;
+    RowMemory rows;
+    std::vector<char> inner;                // what the products with gate and up give
+    std::vector<Product> products;
+    std::vector<int64_t> row_ends, task_ends;  // of each product, in the rows and tasks of all products
+};
+
+// The number of the product that has item `at`.
+int64_t find(const std::vector<int64_t>& ends, int64_t at) {
+    return std::upper_bound(ends.begin(), ends.end(), at) - ends.begin();
+}
+
+// Calls body(product, first, end) for the parts of the products that are in the range [first, end) of all items.
+template <typename Body>
+void each_part(const std::vector<int64_t>& ends, int64_t first, int64_t end, const Body& body) {
+    for (int64_t product = find(ends, first); first < end; product++) {
+        const int64_t start = product == 0 ? 0 : ends[product - 1], stop = std::min(end, ends[product]);
+        body(product, first - start, stop - start);
+        first = stop;
+    }
+}
+
+void compute(Memory& memory) {
+    const std::vector<Product>& products = memory.products;
+    int64_t num_rows = 0, num_tasks = 0, work = 0;
+    bool is_stream = true;
+    memory.row_ends.clear();
+    memory.task_ends.clear();
+    for (const Product& product : products) {
+        memory.row_ends.push_back(num_rows += product.num_rows());
+        memory.task_ends.push_back(num_tasks += product.num_tasks());
+        work += product.num_multiplications();
+        is_stream &= product.is_stream();
+    }
+    const bool is_shared = work >= kParallelWork;
+    const std::vector<int64_t>&row_ends = memory.row_ends, &task_ends = memory.task_ends;
+    const auto needs_arranging = [](const Product& product) { return product.needs_arranging(); };
+    if (std::any_of(products.begin(), products.end(), needs_arranging))
+        share_each(num_rows, is_shared, [&](int64_t row) {
+            const int64_t index = find(row_ends, row);
+            const Product& product = products[index];
+            if (product.needs_arranging()) product.arrange(row - (row_ends[index] - product.num_rows()));
+        });
+    share(num_tasks, is_shared, is_stream ? num_tasks : 1, [&](int64_t first, int64_t end) {
+        each_part(task_ends, first, end, [&](int64_t index, int64_t from, int64_t to) { products[index].compute(from, to); });
+    });
+}
+
+// The experts [first, end), of which some have no pairs.
+void compute_experts(
+    const char* x, int64_t x_stride, float* results, const Experts& layer, int64_t first, int64_t end, Memory& memory) {
+    const Pairs& pairs = memory.pairs;
+    const int64_t element = layer.dtype == kFloat32 ? sizeof(float) : sizeof(bf16);
+    const int64_t start = pairs.starts[first], inner_bytes = layer.inner_size * element;
+    const int64_t num_pairs = pairs.starts[end] - start;
+    memory.inner.resize(std::max<size_t>(memory.inner.size(), num_pairs * inner_bytes));
+    const auto multiply = [&](const LinearWeight* weights, const auto& call_of) {
+        memory.rows.reserve(num_pairs, weights + first, end - first);
+        memory.products.clear();
+        for (int64_t expert = first; expert < end; expert++) {
+            const int64_t at = pairs.starts[expert], count = pairs.starts[expert + 1] - at;
+            if (count > 0) memory.products.emplace_back(call_of(weights[expert], at, count), memory.rows.from(at - start));
+        }
+        compute(memory);
+    };
+    const auto inner = [&](int64_t at) { return memory.inner.data() + (at - start) * inner_bytes; };
+    multiply(layer.gate_up, [&](const LinearWeight& weight, int64_t at, int64_t count) {
+        return Call{x, x_stride * element, layer.dtype, inner(at), layer.inner_size, layer.dtype, count, weight, pairs.rows.data() + at};
+    });
+    multiply(layer.down, [&](const LinearWeight& weight, int64_t at, int64_t count) {
+        return Call{
+            inner(at), inner_bytes, layer.dtype, reinterpret_cast<char*>(results), layer.hidden_size, kFloat32, count, weight,
+            nullptr, pairs.places.data() + at, pairs.weights.data() + at};
+    });
+}
+
+template <typename T>
+void add_results(const float* results, int64_t per_row, int64_t size, T* out) {
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) {
+        VecF total = load(results + i);
+        for (int64_t place = 1; place < per_row; place++) total = add(total, load(results + place * size + i));
+        store(out + i, total);
+    }
+    for (; i < size; i++) {
+        float total = results[i];
+        for (int64_t place = 1; place < per_row; place++) total += results[place * size + i];
+        out[i] = from_float<T>(total);
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+void inflight_choose_experts(
+    const float* logits, int64_t logits_stride, void* out, int64_t num_rows, const ExpertRouter* router) {
+    const int64_t per_row = router->top_k + (router->has_shared ? 1 : 0);
+    share_each(num_rows, num_rows * router->num_experts * router->top_k >= kParallelElements, [&](int64_t row) {
+        choose(*router, logits + row * logits_stride, static_cast<Choice*>(out) + row * per_row);
+    });
+}
+
+void inflight_experts(
+    const void* x, int64_t x_stride, const void* choices, float* out, int64_t num_rows, const Experts* layer) {
+    static thread_local Memory memory;  // the products have pointers to it, so that all threads use the caller's
+    memory.pairs.sort(static_cast<const Choice*>(choices), num_rows, layer->choices_per_row, layer->num_experts);
+    const std::vector<int64_t>& starts = memory.pairs.starts;
+    for (int64_t first = 0; first < layer->num_experts;) {
+        int64_t end = first + 1;
+        while (end < layer->num_experts && starts[end + 1] - starts[first] <= kPairsAtOnce) end++;
+        if (starts[end] > starts[first])
+            compute_experts(static_cast<const char*>(x), x_stride, out, *layer, first, end, memory);
+        first = end;
+    }
+}
+
+void inflight_add_experts(
+    const float* results, void* out, int64_t num_rows, int64_t per_row, int64_t size, int32_t dtype) {
+    share_each(num_rows, num_rows * per_row * size >= 2 * kParallelElements, [&](int64_t row) {
+        const float* from = results + row * per_row * size;
+        if (dtype == kFloat32)
+            add_results(from, per_row, size, static_cast<float*>(out) + row * size);
+        else
+            add_results(from, per_row, size, static_cast<bf16*>(out) + row * size);
+    });
+}
+}

@@ -1,0 +1,112 @@
+"""Mixtures of experts by the C++ kernels (experts.cpp). kernels/expert_choice.py has the formulas."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from inflight.config.experts import SCORINGS, MoeSpec
+from inflight.kernels.cpu.call_checks import require
+from inflight.kernels.cpu.functions import DTYPES, ExpertRouter, Experts, LinearWeight
+from inflight.kernels.cpu.limits import experts_problem, require_supported
+from inflight.kernels.cpu.linear import PackedLinear
+from inflight.kernels.cpu.recording import KernelLibrary
+
+
+class CpuExperts:
+    """The experts of a layer, in one call for each step. Keeps the weights, to which the kernels have pointers. Several threads
+    may use it at once.
+
+    Args:
+        gate_up, down: the packed weights of each expert; those of a shared expert are the last.
+        dtype: of hidden states.
+
+    Raises:
+        ConfigError: the kernels do not support the experts.
+    """
+
+    def __init__(
+        self,
+        kernels: KernelLibrary,
+        spec: MoeSpec,
+        gate_up: Sequence[PackedLinear],
+        down: Sequence[PackedLinear],
+        dtype: torch.dtype,
+    ) -> None:
+        require_supported(experts_problem(spec.num_experts, spec.router.top_k))
+        num_experts, hidden_size = spec.num_experts + bool(spec.shared_size), down[0].num_columns
+        fits = len(gate_up) == len(down) == num_experts and dtype in DTYPES
+        for first, second in zip(gate_up, down, strict=True):
+            for each in (first, second):
+                fits = fits and (each.dtype == dtype or not each.dtype.is_floating_point)
+            fits = fits and first.weight.in_features == second.num_columns == hidden_size
+            fits = fits and bool(first.weight.gate) and not second.weight.gate
+            fits = fits and first.num_columns == second.weight.in_features
+        require(
+            fits, "experts need a gated weight and one for its results, all for one hidden size", dtype, num_experts
+        )
+        self._kernels, self._kept = kernels, (gate_up, down)
+        self._gate_up, self._down = (
+            (LinearWeight * num_experts)(*(each.weight for each in weights)) for weights in (gate_up, down)
+        )
+        self._router = ExpertRouter(
+            spec.num_experts,
+            spec.router.top_k,
+            spec.router.scale,
+            SCORINGS.index(spec.router.scoring),
+            spec.router.renormalizes,
+            spec.shared_size > 0,
+            spec.has_shared_gate,
+        )
+        self._num_logits = spec.num_experts + spec.has_shared_gate
+        self._num_choices = spec.router.top_k + (spec.shared_size > 0)
+        self._layer = Experts(
+            ctypes.addressof(self._gate_up),
+            ctypes.addressof(self._down),
+            num_experts,
+            self._num_choices,
+            hidden_size,
+            max(each.num_columns for each in gate_up),
+            DTYPES[dtype],
+        )
+        self._hidden_size, self._dtype, self._num_experts = hidden_size, dtype, num_experts
+
+    @staticmethod
+    def supports(spec: MoeSpec) -> bool:
+        return experts_problem(spec.num_experts, spec.router.top_k) is None
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """As `choose_experts`."""
+        fits = logits.dtype == torch.float32 and logits.shape[1] == self._num_logits and logits.stride(1) == 1
+        require(fits, f"choose_experts needs {self._num_logits} logits in float32 for each row", logits)
+        choices = torch.empty((len(logits), self._num_choices, 2), dtype=torch.int32, device="cpu")
+        self._kernels.inflight_choose_experts(
+            logits.data_ptr(), logits.stride(0), choices.data_ptr(), len(logits), self._router
+        )
+        return choices
+
+    def __call__(self, hidden: Tensor, choices: Tensor) -> Tensor:
+        """As `compute_experts`, in the dtype of the hidden states."""
+        num_rows = len(hidden)
+        fits = hidden.shape == (num_rows, self._hidden_size) and hidden.stride(1) == 1 and hidden.dtype == self._dtype
+        fits = fits and choices.shape == (num_rows, self._num_choices, 2) and choices.dtype == torch.int32
+        require(
+            fits and choices.is_contiguous(), "experts need rows of the hidden size and their choices", hidden, choices
+        )
+        _require_experts(choices, self._num_experts)
+        results = torch.empty((num_rows, self._num_choices, self._hidden_size), dtype=torch.float32, device="cpu")
+        out = torch.empty((num_rows, self._hidden_size), dtype=self._dtype, device="cpu")
+        self._kernels.inflight_experts(
+            hidden.data_ptr(), hidden.stride(0), choices.data_ptr(), results.data_ptr(), num_rows, self._layer
+        )
+        sizes = num_rows, self._num_choices, self._hidden_size
+        self._kernels.inflight_add_experts(results.data_ptr(), out.data_ptr(), *sizes, DTYPES[self._dtype])
+        return out
+
+
+def _require_experts(choices: Tensor, num_experts: int) -> None:
+    """Requires that each choice is one of so many experts. As `require_rows`, it calls no operation of torch."""
+    if indices := (ctypes.c_int32 * choices.numel()).from_address(choices.data_ptr())[::2]:
+        given = f"{num_experts} experts, and indices from {min(indices)} to {max(indices)}"
+        require(min(indices) >= 0 and max(indices) < num_experts, "experts must exist", given)

@@ -1,0 +1,67 @@
+"""Which experts compute a token, and how their results are added: formulas in plain torch, which are the truth for all kernels.
+
+`RouterSpec` (config/experts.py) says what its fields mean. *Choices* are the experts of each token with their weights, in one
+tensor: int32 [num_tokens, n, 2]. [..., 0] is the index of an expert, [..., 1] the bits of a weight in float32.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from inflight.config.experts import SOFTMAX, MoeSpec
+
+
+def choose_experts(logits: Tensor, spec: MoeSpec) -> Tensor:
+    """
+    Args:
+        logits: float32 [num_tokens, num_experts], what the router gives each expert. With `has_shared_gate` there is one more
+            number, for the shared expert.
+
+    Returns:
+        The choices. The expert with the highest score comes first; of two experts with the same score the one with the lower
+        index comes first. The last one is the shared expert, if there is one; its index is `num_experts`.
+    """
+    chosen = scores_of(logits, spec).argsort(dim=-1, descending=True, stable=True)[:, : spec.router.top_k]
+    return weigh(logits, chosen, spec)
+
+
+def scores_of(logits: Tensor, spec: MoeSpec) -> Tensor:
+    """The scores of the experts, float32 [num_tokens, num_experts]."""
+    routed = logits[:, : spec.num_experts]
+    return routed.softmax(-1) if spec.router.scoring == SOFTMAX else routed.sigmoid()
+
+
+def weigh(logits: Tensor, chosen: Tensor, spec: MoeSpec) -> Tensor:
+    """The choices, if the experts `chosen`, int64 [num_tokens, top_k], are chosen."""
+    weights = scores_of(logits, spec).gather(-1, chosen)
+    if spec.router.renormalizes:
+        weights = weights / weights.sum(-1, keepdim=True)
+    weights = weights * spec.router.scale
+    if spec.shared_size:
+        gate = logits[:, spec.num_experts :].sigmoid() if spec.has_shared_gate else torch.ones_like(weights[:, :1])
+        chosen = torch.cat([chosen, torch.full_like(chosen[:, :1], spec.num_experts)], dim=1)
+        weights = torch.cat([weights, gate], dim=1)
+    return torch.stack((chosen.to(torch.int32), weights.contiguous().view(torch.int32)), dim=-1)
+
+
+def compute_experts(hidden: Tensor, choices: Tensor, compute: Callable[[int, Tensor], Tensor]) -> Tensor:
+    """The sum of weight * result over the experts of each token, from the first to the last, in float32. So the sum does not
+    depend on the other tokens.
+
+    Args:
+        hidden: [num_tokens, size].
+        compute: called with an expert and rows of `hidden`; gives the results of this expert, float32 [num_rows, size].
+
+    Returns:
+        float32 [num_tokens, size]
+    """
+    chosen, weights = choices[..., 0], choices[..., 1].contiguous().view(torch.float32)
+    results = torch.empty((*chosen.shape, hidden.shape[1]), dtype=torch.float32, device=hidden.device)
+    for expert in sorted(set(chosen.flatten().tolist())):
+        tokens, places = torch.where(chosen == expert)
+        results[tokens, places] = compute(expert, hidden[tokens])
+    total = results[:, 0] * weights[:, :1]
+    for place in range(1, weights.shape[1]):
+        total += results[:, place] * weights[:, place : place + 1]
+    return total

@@ -1,0 +1,130 @@
+"""`FusedMoE`: a mixture of experts. `Router`: the product that decides which experts compute a token.
+
+A token is computed by the experts that its router chooses, and by the shared expert if there is one. Their results are weighted
+and added in float32, the experts in the order of their scores and then the shared one, so that a token's result does not depend
+on the other tokens of a step.
+
+Each tensor-parallel rank has a part of every expert: rows of gate and up, and columns of down, as in `GatedMLP`. The router is
+whole on each rank.
+
+Experts are loaded in groups of some hundred megabytes, one after the other (`Loadable.separate_units`), so that never all
+experts of a layer are in memory twice.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from inflight.config.experts import MoeSpec
+from inflight.kernels.cpu.experts import CpuExperts
+from inflight.kernels.cpu.layer_ops import CpuLayerOps
+from inflight.kernels.cpu.linear import PackedLinear
+from inflight.kernels.expert_choice import choose_experts, compute_experts
+from inflight.layers.context import LayerContext
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
+from inflight.layers.sharding import OutputShard, even_shard
+from inflight.layers.weights import Loadable, WeightSlots
+
+_GROUP_BYTES = 256 << 20  # of the weights of a group of experts, before they are packed
+
+
+class Router(ColumnParallelLinear):
+    """hidden [num_tokens, hidden_size] -> float32 [num_tokens, num_experts], and with a gate of the shared expert one more
+    number. Its weights are never quantized, because a small difference may change the choice."""
+
+    keeps_floats = True
+
+    def __init__(self, hidden_size: int, spec: MoeSpec, context: LayerContext) -> None:
+        sizes = {"gate": spec.num_experts} | ({"shared_expert_gate": 1} if spec.has_shared_gate else {})
+        parts = {name: OutputShard(total=size, start=0, size=size) for name, size in sizes.items()}
+        context = replace(context, linear=context.floats)
+        super().__init__(hidden_size, parts, bias=spec.router.bias, context=context)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.multiply(hidden, torch.float32)
+
+
+class Expert(Loadable):
+    """A rank's part of one expert: a gated MLP whose results are to be added up over the ranks."""
+
+    def __init__(self, hidden_size: int, size: int, activation: str, context: LayerContext) -> None:
+        super().__init__()
+        part = even_shard(size, context.tp)
+        parts = {"gate_proj": part, "up_proj": part}
+        self.gate_up_proj = ColumnParallelLinear(hidden_size, parts, bias=False, context=context, gate=activation)
+        self.down_proj = RowParallelLinear(size, hidden_size, bias=False, context=context)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [num_tokens, hidden_size] -> float32 [num_tokens, hidden_size]"""
+        return self.down_proj.multiply(self.gate_up_proj(hidden), torch.float32)
+
+
+class ExpertGroup(Loadable):
+    """Experts that are loaded together. Their names are their indices in the layer."""
+
+    def __init__(self, first: int, experts: list[Expert]) -> None:
+        super().__init__()
+        for index, expert in enumerate(experts, first):
+            self.add_module(str(index), expert)
+
+
+class FusedMoE(Loadable):
+    """The experts that compute a token, with their router."""
+
+    def __init__(self, hidden_size: int, spec: MoeSpec, context: LayerContext) -> None:
+        super().__init__()
+        self.router = Router(hidden_size, spec, context)
+        make = (hidden_size, spec.size, spec.activation, context)
+        at_once = max(1, _GROUP_BYTES // (3 * hidden_size * spec.size // context.tp.size * context.dtype.itemsize))
+        starts = range(0, spec.num_experts, at_once)
+        self.groups = nn.ModuleList(
+            ExpertGroup(start, [Expert(*make) for _ in range(min(at_once, spec.num_experts - start))])
+            for start in starts
+        )
+        self.shared_expert = (
+            Expert(hidden_size, spec.shared_size, spec.activation, context) if spec.shared_size else None
+        )
+        self.spec, self.dtype, self.tp, self.ops = spec, context.dtype, context.tp, context.ops
+
+    def separate_units(self, prefix: str) -> Iterator[tuple[str, Loadable]]:
+        for group in self.groups:
+            assert isinstance(group, ExpertGroup)
+            yield f"{prefix}.experts", group
+
+    def weight_slots(self, prefix: str) -> WeightSlots:
+        yield from self.router.weight_slots(f"{prefix}.gate")
+        if self.shared_expert is not None:
+            yield from self.shared_expert.weight_slots(f"{prefix}.shared_expert")
+
+    def finish_loading(self) -> None:
+        self.router.finish_loading()
+        loaded = (expert for group in self.groups for expert in group.children())
+        self.experts = [expert for expert in loaded if isinstance(expert, Expert)]
+        if self.shared_expert is not None:
+            self.shared_expert.finish_loading()
+            self.experts.append(self.shared_expert)
+        self.kernel = self._make_kernel()
+
+    def _make_kernel(self) -> CpuExperts | None:
+        """None: a size is not for the C++ kernels, or they are not used."""
+        gate_up = [linear for each in self.experts if isinstance(linear := each.gate_up_proj.multiply, PackedLinear)]
+        down = [linear for each in self.experts if isinstance(linear := each.down_proj.multiply, PackedLinear)]
+        are_packed = len(gate_up) == len(down) == len(self.experts)
+        if not isinstance(self.ops, CpuLayerOps) or not are_packed or not CpuExperts.supports(self.spec):
+            return None
+        return CpuExperts(self.ops.kernels, self.spec, gate_up, down, self.dtype)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.tp.all_reduce(self.compute(hidden, self.choose(self.router(hidden))))
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """The choices (kernels/expert_choice.py) for what `Router` returns."""
+        return choose_experts(logits, self.spec) if self.kernel is None else self.kernel.choose(logits)
+
+    def compute(self, hidden: Tensor, choices: Tensor) -> Tensor:
+        """The weighted sum of this rank's parts of the chosen experts, [num_tokens, hidden_size]."""
+        if self.kernel is not None:
+            return self.kernel(hidden, choices)
+        return compute_experts(hidden, choices, lambda index, rows: self.experts[index](rows)).to(self.dtype)

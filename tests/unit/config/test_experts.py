@@ -1,0 +1,66 @@
+"""`MoeSpec`: how it is divided, what it costs, and what config.json must say of experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inflight.config.architecture import GELU_TANH
+from inflight.config.experts import MoeSpec, RouterSpec
+from inflight.config.parse_architecture import parse_architecture
+from inflight.errors import UnsupportedModelError
+from tests.support.model_zoo import FAMILY_CONFIGS
+
+SPEC = MoeSpec(num_experts=8, size=12, router=RouterSpec(top_k=2), shared_size=20)
+
+
+def test_a_token_is_multiplied_by_its_own_experts() -> None:
+    assert SPEC.num_features == 3 * (2 * 12 + 20) + 8
+
+
+def test_experts_are_divided_by_their_width() -> None:
+    assert [size for size in range(1, 13) if SPEC.fits(size)] == [1, 2, 4]
+    assert str(SPEC) == "experts of size 12 and a shared one of size 20"
+
+
+def specs(name: str, **fields: Any) -> list[Any]:  # Any: of each layer its MLP
+    config = {**FAMILY_CONFIGS[name][0].to_dict(), "architectures": None, **fields}
+    return [layer.mlp for layer in parse_architecture(config).layers]
+
+
+def test_qwen3_moe() -> None:
+    (spec, *_) = specs("qwen3_moe")
+    assert spec == MoeSpec(num_experts=8, size=32, router=RouterSpec(top_k=3, renormalizes=True))
+    assert not specs("qwen3_moe", norm_topk_prob=None)[0].router.renormalizes
+    assert specs("qwen3_moe", hidden_act="gelu_new")[0].activation == GELU_TANH
+    found = specs("qwen3_moe", num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[3])
+    assert [each.kind for each in found] == ["gated", "moe", "gated", "gated", "gated", "moe"]
+
+
+def test_other_families() -> None:
+    assert specs("mixtral")[0] == MoeSpec(num_experts=4, size=112, router=RouterSpec(top_k=2, renormalizes=True))
+    assert specs("granitemoe")[0].router.renormalizes
+    assert not specs("olmoe")[0].router.renormalizes
+    assert (specs("qwen2_moe")[0].shared_size, specs("qwen2_moe")[0].has_shared_gate) == (48, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_experts": None, "num_local_experts": None}, "num_experts is missing"),
+        ({"num_experts": None, "num_local_experts": 0}, "num_local_experts=0 is not a positive integer"),
+        ({"num_experts": 8, "num_local_experts": 4}, "num_experts=8 and num_local_experts=4 contradict"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok=9 is more than the number of experts, 8"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok=0"),
+        ({"num_experts_per_tok": None}, "num_experts_per_tok is missing"),
+        ({"moe_intermediate_size": "32"}, "moe_intermediate_size='32'"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob=1 is not true or false"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers=3"),
+        ({"mlp_only_layers": [-1]}, r"mlp_only_layers=\[-1\]"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step=0"),
+    ],
+)
+def test_impossible_fields_are_refused_by_their_names(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        specs("qwen3_moe", **fields)

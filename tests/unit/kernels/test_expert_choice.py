@@ -1,0 +1,74 @@
+"""Routers and sums of experts, in plain torch, against what transformers' own modules give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from inflight.config.architecture import SIGMOID
+from inflight.config.experts import MoeSpec, RouterSpec
+from inflight.kernels.expert_choice import choose_experts, compute_experts
+
+
+def spec(num_experts: int = 6, *, shared_size: int = 0, has_shared_gate: bool = False, **router: object) -> MoeSpec:
+    made = RouterSpec(**{"top_k": 2, **router})  # type: ignore[arg-type]
+    return MoeSpec(
+        num_experts=num_experts, size=4, router=made, shared_size=shared_size, has_shared_gate=has_shared_gate
+    )
+
+
+def chosen_and_weights(logits: Tensor, of: MoeSpec) -> tuple[list[list[int]], Tensor]:
+    choices = choose_experts(logits, of)
+    return choices[..., 0].tolist(), choices[..., 1].contiguous().view(torch.float32)
+
+
+LOGITS = torch.tensor([[0.5, 2.0, -1.0, 2.0, 0.0, 2.0], [9.0, -9.0, 0.0, 1.0, 2.0, 3.0]])
+
+
+def test_of_equal_scores_the_lower_index_comes_first() -> None:
+    chosen, weights = chosen_and_weights(LOGITS, spec())
+    assert chosen == [[1, 3], [0, 5]]
+    torch.testing.assert_close(weights, LOGITS.softmax(-1).gather(1, torch.tensor(chosen)))
+
+
+def test_renormalized_weights_are_a_softmax_over_the_chosen_ones() -> None:
+    chosen, weights = chosen_and_weights(LOGITS, spec(top_k=3, renormalizes=True))
+    torch.testing.assert_close(weights, LOGITS.gather(1, torch.tensor(chosen)).softmax(-1))
+
+
+def test_sigmoids_and_a_scale() -> None:
+    chosen, weights = chosen_and_weights(LOGITS, spec(scoring=SIGMOID, scale=2.5))
+    torch.testing.assert_close(weights, 2.5 * LOGITS.gather(1, torch.tensor(chosen)).sigmoid())
+
+
+@pytest.mark.parametrize("has_gate", [False, True])
+def test_a_shared_expert_is_the_last_one(has_gate: bool) -> None:
+    of = spec(num_experts=5, shared_size=3, has_shared_gate=has_gate, scale=3.0)
+    logits = LOGITS if has_gate else LOGITS[:, :5]
+    chosen, weights = chosen_and_weights(logits, of)
+    assert [each[2] for each in chosen] == [5, 5]
+    torch.testing.assert_close(weights[:, 2], LOGITS[:, 5].sigmoid() if has_gate else torch.ones(2))
+
+
+def test_nan_stays_in_its_row() -> None:
+    logits = LOGITS.clone()
+    logits[1, 2] = torch.nan
+    chosen, weights = chosen_and_weights(logits, spec())
+    assert chosen[0] == [1, 3] and all(0 <= expert < 6 for expert in chosen[1])
+    assert weights[0].isfinite().all() and weights[1].isnan().any()
+
+
+def test_a_sum_does_not_depend_on_other_tokens() -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits, hidden = torch.randn(40, 6, generator=generator), torch.randn(40, 8, generator=generator)
+    weights = torch.randn(6, 8, generator=generator)
+
+    def compute(rows: Tensor, numbers: Tensor) -> Tensor:
+        return compute_experts(rows, choose_experts(numbers, spec(top_k=3)), lambda expert, x: x * weights[expert])
+
+    together = compute(hidden, logits)
+    assert torch.equal(together, torch.cat([compute(hidden[i : i + 1], logits[i : i + 1]) for i in range(40)]))
+    scores, chosen = logits.softmax(-1).topk(3)
+    wanted = (hidden[:, None] * weights[chosen] * scores[..., None]).sum(1)
+    torch.testing.assert_close(together, wanted)

@@ -1,0 +1,92 @@
+"""GGUF files of mixtures of experts against the folders with the same weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inflight.config.gguf_config import read_model_config
+from inflight.config.ranks import RankLayout
+from inflight.distributed.thread_world import ThreadWorlds
+from inflight.errors import CheckpointError, UnsupportedModelError
+from tests.support.full_context_attention import run_prompt
+from tests.support.gguf_experts import CONFIGS, write_mixture
+from tests.support.gguf_files import Number, floats
+from tests.unit.model_loader.test_gguf_source import PROMPT, load, source_of
+
+
+@pytest.mark.parametrize("architecture", sorted(CONFIGS))
+def test_a_file_is_the_model_of_its_weights(tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, file = write_mixture(tmp_path, architecture)
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
+    assert torch.equal(run_prompt(load(file), PROMPT), run_prompt(load(plain), PROMPT))
+
+
+@pytest.mark.parametrize("form", ["merged", "apart"])
+def test_other_forms_of_experts(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, file = write_mixture(tmp_path, "llama", merged=form == "merged", apart=form == "apart")
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
+    assert torch.equal(run_prompt(load(file), PROMPT), run_prompt(load(plain), PROMPT))
+
+
+def test_ranks_have_parts_of_each_expert(tmp_path: Path) -> None:
+    plain, file = write_mixture(tmp_path, "qwen2moe")
+    worlds = ThreadWorlds(RankLayout(2, 1), timeout_seconds=60)
+    for rank in range(2):
+        group = worlds.of(rank).tensor_parallel_group("model")
+        parameters = dict(load(plain, group).named_parameters())
+        found = dict(load(file, group).named_parameters())
+        assert found.keys() == parameters.keys()
+        for name, parameter in found.items():
+            assert torch.equal(parameter, parameters[name]), (rank, name)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"expert_count": Number("I", 6)}, r"lacks model\.layers\.0\.mlp\.experts\.5\."),
+        ({"expert_count": Number("I", 4)}, r"has tensors that .*experts\.4\.|experts\.4\."),
+        ({"expert_used_count": Number("I", 6)}, "num_experts_per_tok=6 is more than the number of experts, 5"),
+        ({"expert_gating_func": Number("I", 2)}, r"qwen3moe\.expert_gating_func=2 is not supported"),
+        ({"expert_weights_scale": Number("f", 2.5)}, r"qwen3moe\.expert_weights_scale=2\.5 is not supported"),
+        ({"expert_group_count": Number("I", 4)}, r"qwen3moe\.expert_group_count=4 is not supported"),
+        ({"leading_dense_block_count": Number("I", 1)}, r"qwen3moe\.leading_dense_block_count=1 is not supported"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    _, file = write_mixture(
+        tmp_path, "qwen3moe", {}, metadata={f"qwen3moe.{name}": value for name, value in change.items()}
+    )
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=words):
+        load(file)
+
+
+def test_keys_that_change_nothing(tmp_path: Path) -> None:
+    neutral = {
+        "expert_gating_func": Number("I", 1),
+        "expert_weights_scale": Number("f", 1.0),
+        "expert_weights_norm": False,
+    }
+    _, file = write_mixture(
+        tmp_path, "qwen3moe", {}, metadata={f"qwen3moe.{name}": value for name, value in neutral.items()}
+    )
+    assert read_model_config(file)["norm_topk_prob"] is False
+    _, file = write_mixture(tmp_path / "x", "llama", {}, metadata={"llama.expert_weights_norm": False})
+    with pytest.raises(UnsupportedModelError, match=r"llama\.expert_weights_norm=False is not supported"):
+        read_model_config(file)
+
+
+def test_experts_in_two_forms(tmp_path: Path) -> None:
+    stacked, single = floats(torch.ones(2, 8, 256)), floats(torch.ones(8, 256))
+    tensors = {"blk.0.ffn_gate_exps.weight": stacked, "blk.0.ffn_gate.1.weight": single}
+    message = (
+        r"experts\.1\.gate_proj\.weight is there twice, in blk\.0\.ffn_gate_exps\.weight and in blk\.0\.ffn_gate\.1\."
+    )
+    with pytest.raises(CheckpointError, match=message):
+        source_of(tmp_path, tensors)
+    for name, shape in (("ffn_up_exps", (8, 256)), ("ffn_gate_up_exps", (2, 7, 256))):
+        with pytest.raises(CheckpointError, match=rf"{name}\.weight has shape .*should be \[experts, rows, columns\]"):
+            source_of(tmp_path, {f"blk.0.{name}.weight": floats(torch.ones(shape))})

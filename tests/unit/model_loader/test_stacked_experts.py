@@ -1,0 +1,80 @@
+"""Tensors with the weights of all experts, and checkpoints whose experts do not fit config.json."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from inflight.errors import CheckpointError
+from tests.support.full_context_attention import load, run_prompt
+from tests.support.model_zoo import FAMILY_CONFIGS, write_model
+
+PROMPT = torch.arange(3, 20)
+EXPERTS = "model.layers.1.mlp.experts"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(FAMILY_CONFIGS["qwen3_moe"][0], tmp_path_factory.mktemp("experts") / "model", seed=3)
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    """A copy to be changed."""
+    return Path(shutil.copytree(written, tmp_path / "model"))
+
+
+def change(folder: Path, *, without: list[str] = [], **added: Tensor) -> None:  # noqa: B006
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if not name.startswith(tuple(without))}
+    save_file({**kept, **added}, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def stacked(folder: Path, layer: int) -> dict[str, Tensor]:
+    weights = load_file(folder / "model.safetensors")
+    prefix = f"model.layers.{layer}.mlp.experts"
+
+    def of_all(*projections: str) -> Tensor:
+        rows = [torch.cat([weights[f"{prefix}.{e}.{name}.weight"] for name in projections]) for e in range(8)]
+        return torch.stack(rows)
+
+    return {f"{prefix}.gate_up_proj": of_all("gate_proj", "up_proj"), f"{prefix}.down_proj": of_all("down_proj")}
+
+
+@torch.inference_mode()
+def test_stacked_tensors_are_the_weights_of_the_experts(written: Path, folder: Path) -> None:
+    change(folder, without=[f"{EXPERTS}."], **stacked(folder, 1))  # one layer of two
+    assert torch.equal(run_prompt(load(folder), PROMPT), run_prompt(load(written), PROMPT))
+
+
+@pytest.mark.parametrize(
+    ("without", "added", "message"),
+    [
+        ([f"{EXPERTS}.7."], {}, r"lacks .*experts\.7\.gate_proj\.weight"),
+        ([], {f"{EXPERTS}.8.up_proj.weight": (32, 64)}, r"does not account for: .*experts\.8\.up_proj\.weight"),
+        (
+            [f"{EXPERTS}.2.up"],
+            {f"{EXPERTS}.2.up_proj.weight": (40, 64)},
+            r"experts\.2\.up_proj.*\[40, 64\].*\[32, 64\]",
+        ),
+        (
+            [f"{EXPERTS}."],
+            {f"{EXPERTS}.gate_up_proj": (7, 64, 64), f"{EXPERTS}.down_proj": (8, 64, 32)},
+            r"lacks .*\.7\.",
+        ),
+        ([f"{EXPERTS}."], {f"{EXPERTS}.gate_up_proj": (8, 63, 64)}, r"shape \[8, 63, 64\]; it should be"),
+        ([f"{EXPERTS}."], {f"{EXPERTS}.gate_up_proj": (512, 64)}, r"shape \[512, 64\]; it should be"),
+        ([], {f"{EXPERTS}.gate_up_proj": (8, 64, 64)}, r"is both in .*gate_up_proj and a tensor of its own"),
+    ],
+)
+def test_experts_that_do_not_fit_are_refused(
+    folder: Path, without: list[str], added: dict[str, tuple[int, ...]], message: str
+) -> None:
+    change(folder, without=without, **{name: torch.ones(shape) for name, shape in added.items()})
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
