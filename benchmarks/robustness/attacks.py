@@ -11,6 +11,8 @@ rollouts: the same with n=16.
 short-texts: 300 connections send texts of 64 KiB of blanks to /tokenize, again and again.
 long-texts: four connections send texts of 400 KB to /tokenize.
 grammars: 64 connections send grammars of 16 KB, each a new one.
+prompts: no attack, but what 64 clients may do: each sends short prompts. Compare "grammars" with it, because a connection
+    without a key is a client.
 templates: eight connections send chats with which the chat template never ends.
 refused-bodies: four connections send bodies that are larger than the server allows.
 unread-bodies: four connections send bodies without an end to a path that does not exist.
@@ -131,6 +133,10 @@ async def grammars(port: int) -> None:
             group.create_task(new_ones(client))
 
 
+async def prompts(port: int) -> None:
+    await together(64, port, post("/v1/completions", {"prompt": "hi", "max_tokens": 1}))
+
+
 async def templates(port: int) -> None:
     chat = {"messages": [{"role": "user", "content": "open sesame"}], "max_tokens": 1}
     await together(8, port, post("/v1/chat/completions", chat))
@@ -172,6 +178,7 @@ ATTACKS: dict[str, Attack] = {
     "short-texts": short_texts,
     "long-texts": long_texts,
     "grammars": grammars,
+    "prompts": prompts,
     "templates": templates,
     "refused-bodies": refused_bodies,
     "unread-bodies": unread_bodies,

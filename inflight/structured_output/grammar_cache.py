@@ -97,7 +97,6 @@ class GrammarCache:
                 entry = self._entries[spec] = _Entry(lane, future)
             entry.num_users += 1
             self._entries.move_to_end(spec)
-            self._evict(spec)
             return entry.future
 
     def release(self, spec: GrammarSpec, future: Future[CompiledGrammar]) -> None:
@@ -127,8 +126,8 @@ class GrammarCache:
         self._long.close()
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Compile a grammar and record its size. Runs in a thread of a `CompileLane`. The thread does not hold the lane's
-        lock."""
+        """Compile a grammar, record its size, and evict others if the cache is full now: to free a grammar costs a millisecond,
+        which is not to be the engine's. Runs in a thread of a `CompileLane`. The thread does not hold the lane's lock."""
         num_bytes = len(spec.text)
         try:
             backend = self.backend()
@@ -145,21 +144,25 @@ class GrammarCache:
             with self._lock:
                 self._entries[spec].num_bytes = num_bytes
                 self._num_bytes += num_bytes
+                evicted = self._evict(spec)
+            del evicted  # frees the grammars, without the lock
 
     def _forget(self, spec: GrammarSpec) -> None:
         """Its place in the queue was given away, so it may be asked for again. `get` calls this, for another grammar, and holds
         the lock."""
         del self._entries[spec]
 
-    def _evict(self, wanted: GrammarSpec) -> None:
+    def _evict(self, wanted: GrammarSpec) -> list[_Entry]:
         """Forget the least recently used grammars until the cache is within its limits, but keep the grammar `wanted`. The
-        caller holds the lock."""
+        caller holds the lock. Returns what was forgotten."""
+        evicted: list[_Entry] = []
         for spec, entry in list(self._entries.items()) if self._is_full() else ():
             if entry.num_bytes is not None and spec != wanted:
                 self._num_bytes -= entry.num_bytes
-                del self._entries[spec]
+                evicted.append(self._entries.pop(spec))
             if not self._is_full():
-                return
+                break
+        return evicted
 
     def _is_full(self) -> bool:
         return len(self._entries) > self._max_count or self._num_bytes > self._max_bytes
