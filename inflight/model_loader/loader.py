@@ -253,7 +253,7 @@ def _fill_from_source(
 
     Raises:
         CheckpointError: such a weight has an element that is NaN or infinite. An integer cannot be that: it would become some
-            other number, and the answers would only be wrong.
+            other number, and the answers would only be wrong. Or a weight that is stored quantized has such a scale.
     """
     with source.open() as read:
         for name, slot in unit.weight_slots(prefix):
@@ -263,12 +263,14 @@ def _fill_from_source(
             if held:
                 held[slot.dim] = slice(slot.start, slot.start + slot.size)
             if source.tensors[name].is_quantized and slot.accept is None:
-                _dequantize(slot, name, held, read)
+                _dequantize(slot, name, held, read, source)
                 continue
             part = read(name, tuple(held))
             if source.tensors[name].is_quantized and not isinstance(part, QuantizedWeight):
                 not_kept.append(name)
-            if is_quantized and isinstance(part, Tensor) and part.dim() > 1:
+            if isinstance(part, QuantizedWeight):
+                _check_scales(part, name, source)
+            elif is_quantized and part.dim() > 1:
                 _check_finite(part, name, source)
             if slot.rows is not None:
                 part = select_rows(part, slot.rows)
@@ -286,7 +288,17 @@ def _check_finite(part: Tensor, name: str, source: WeightSource) -> None:
         )
 
 
-def _dequantize(slot: WeightSlot, name: str, held: list[slice], read: ReadPart) -> None:
+def _check_scales(part: QuantizedWeight, name: str, source: WeightSource) -> None:
+    """A kernel that multiplies with integers may make any number of a scale that is not finite."""
+    for scales in (part.scales, part.offsets):
+        if scales is not None and not scales.isfinite().all():
+            raise CheckpointError(
+                f"{source.tensors[name].file}: {name} has scales that are NaN or infinite: the file is damaged, or the model "
+                "was quantized wrongly; download it again"
+            )
+
+
+def _dequantize(slot: WeightSlot, name: str, held: list[slice], read: ReadPart, source: WeightSource) -> None:
     """Reads and dequantizes some rows at a time: all 150,000 rows of an embedding in floats would take more memory than the
     quantized model."""
     num_rows, num_columns = slot.destination.shape
@@ -294,7 +306,10 @@ def _dequantize(slot: WeightSlot, name: str, held: list[slice], read: ReadPart) 
     for first in range(0, num_rows, step):
         last = min(first + step, num_rows)
         rows = slice(held[0].start + first, held[0].start + last)
-        slot.destination[first:last].copy_(_floats(read(name, (rows, held[1]))))
+        part = read(name, (rows, held[1]))
+        if isinstance(part, QuantizedWeight):
+            _check_scales(part, name, source)
+        slot.destination[first:last].copy_(_floats(part))
 
 
 def _floats(part: Tensor | QuantizedWeight) -> Tensor:

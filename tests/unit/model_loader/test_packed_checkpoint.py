@@ -308,6 +308,36 @@ def test_a_quantized_model_is_that_of_its_weights(
     torch.testing.assert_close(run_prompt(model, PROMPT[:1]), truth[:1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("quantization", "pack", "drawing", "scales"),
+    [
+        (GPTQ_CONFIG, gptq, {"bits": 4, "group_size": 32}, "scales"),
+        (AWQ_CONFIG, awq, {"bits": 4, "group_size": 32}, "scales"),
+        (compressed_config("pack-quantized", 4), pack_quantized, {"bits": 4, "group_size": 32}, "weight_scale"),
+    ],
+    ids=["gptq", "awq", "compressed int4"],
+)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+def test_a_scale_that_is_not_finite_is_refused(
+    tmp_path: Path,
+    quantization: dict[str, Any],
+    pack: Pack,
+    drawing: dict[str, Any],
+    scales: str,
+    value: float,
+    kernels: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", kernels)
+    _, quantized = write_pair(tmp_path, quantization, pack, **drawing)
+    tensors = load_file(quantized / "model.safetensors")
+    tensors[f"{MODULE}.{scales}"][1, 1] = value
+    save_file(tensors, quantized / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{MODULE}\.\w+ has scales that are NaN or infinite"):
+        load(quantized)
+
+
 @pytest.fixture
 def accepted(monkeypatch: pytest.MonkeyPatch) -> dict[str, QuantizedWeight]:
     """Makes linear layers take quantized weights. Name -> what the layer was given; its floats go where floats would go."""
