@@ -31,8 +31,9 @@ class Floor:
         )
 
     def decode_bytes(self, batch: int, context: float) -> float:
-        """Read by one step: every weight once, and the keys and values of `batch` sequences of `context` tokens."""
-        weights = (self.needs.layer_weights * self.layer_bits + self.needs.head_weights * self.head_bits) / 8
+        """Read by one step: every weight once (of experts, those that `batch` tokens choose), and the keys and values of
+        `batch` sequences of `context` tokens."""
+        weights = (self.needs.weights_read(batch) * self.layer_bits + self.needs.head_weights * self.head_bits) / 8
         return weights + batch * context * self.needs.kv_bytes_per_token * self.kv_bits / 16  # it counts 16 bits
 
     def prefill_operations(self, num_tokens: int) -> float:

@@ -107,6 +107,25 @@ SHAPES = {
             "tie_word_embeddings": True,
         },
     ),
+    "moe-a": Shape(
+        "qwen3_moe",
+        {
+            "vocab_size": 32000,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "moe_intermediate_size": 384,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+            "max_position_embeddings": 4096,
+            "rope_theta": 1e6,
+            "tie_word_embeddings": False,
+        },
+    ),
     "qwen3.5-tiny": Shape(
         "qwen3_5_text",
         {

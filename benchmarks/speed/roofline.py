@@ -14,7 +14,9 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +71,12 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a model's steps need. Weights: of all layers, and of the head, which only rows that sample go through."""
+    """What a model's steps need. Weights: of all layers, by which a token is multiplied, and of the head, which only rows that
+    sample go through. `weights_read`: how many weights of the layers a step of so many tokens reads, of a mixture of experts
+    only those of the experts that its tokens are expected to choose."""
 
     layer_weights: int
+    weights_read: Callable[[int], float]
     head_weights: int
     kv_bytes_per_token: int
     operations_per_pair: int  # of attention, for a query and a key that it sees, over all layers
@@ -82,8 +87,12 @@ class Needs:
         hidden, layers = architecture.hidden_size, architecture.layers
         query = sum(each.num_heads * each.head_dim for each in architecture.attentions)
         key_value = sum(each.num_kv_heads * each.head_dim for each in architecture.attentions)
+        attention = 2 * query + 2 * key_value
         return cls(
-            layer_weights=hidden * (2 * query + 2 * key_value + sum(layer.mlp.num_features for layer in layers)),
+            layer_weights=hidden * (attention + sum(layer.mlp.num_features for layer in layers)),
+            weights_read=lru_cache(
+                lambda tokens: hidden * (attention + sum(layer.mlp.num_features_read(tokens) for layer in layers))
+            ),
             head_weights=hidden * architecture.vocab_size,
             kv_bytes_per_token=2 * key_value * KV_BYTES,
             operations_per_pair=4 * query,
@@ -93,7 +102,7 @@ class Needs:
         self, machine: Machine, weight_format: str, *, tokens: int, rows: int, cached: float, pairs: float
     ) -> float:
         """`rows` of the `tokens` sample; `cached` tokens of KV are read; `pairs` of a query and a key are multiplied."""
-        num_bytes = (self.layer_weights + self.head_weights) * WEIGHT_BITS[weight_format] / 8
+        num_bytes = (self.weights_read(tokens) + self.head_weights) * WEIGHT_BITS[weight_format] / 8
         num_bytes += cached * self.kv_bytes_per_token
         operations = 2 * (self.layer_weights * tokens + self.head_weights * rows) + self.operations_per_pair * pairs
         return max(num_bytes / machine.bandwidth, operations / machine.peak(weight_format))

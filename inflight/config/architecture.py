@@ -37,6 +37,10 @@ class MlpSpec(ABC):
     def num_features(self) -> int:
         """How often the hidden size is the number of weights that a token is multiplied by."""
 
+    def num_features_read(self, num_tokens: int) -> float:
+        """How often the hidden size is the number of weights that a step of `num_tokens` tokens is expected to read."""
+        return self.num_features
+
     @abstractmethod
     def fits(self, tp_size: int) -> bool:
         """See `MixerSpec.fits`."""

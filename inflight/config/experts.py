@@ -1,12 +1,17 @@
-"""`MoeSpec`: a layer with a mixture of experts, and `RouterSpec`: how a token's experts are chosen. See docs/moe.md."""
+"""`MoeSpec`: a layer with a mixture of experts, and `RouterSpec`: how a token's experts are chosen. `share_read`: how much of a
+model's weights a step reads. See docs/moe.md."""
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
-from inflight.config.architecture import SIGMOID, SILU, MlpSpec
+from inflight.config.architecture import SIGMOID, SILU, MlpSpec, ModelArchitecture
 
 SOFTMAX = "softmax"
 SCORINGS = (SOFTMAX, SIGMOID)
+MANY_TOKENS = 100_000  # a step of so many tokens reads all experts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +57,30 @@ class MoeSpec(MlpSpec):
         """See `MlpSpec`. A token is multiplied by the weights of its own experts only."""
         return 3 * (self.router.top_k * self.size + self.shared_size) + self.num_experts
 
+    def num_features_read(self, num_tokens: int) -> float:
+        """A step of many tokens reads almost all experts: each token leaves out an expert with the probability
+        1 - top_k / num_experts, if the router is balanced."""
+        share_read = 1 - (1 - self.router.top_k / self.num_experts) ** num_tokens
+        return 3 * (self.num_experts * share_read * self.size + self.shared_size) + self.num_experts
+
     def fits(self, tp_size: int) -> bool:
         return self.size % tp_size == 0 and self.shared_size % tp_size == 0
 
     def __str__(self) -> str:
         shared = f" and a shared one of size {self.shared_size}" if self.shared_size else ""
         return f"experts of size {self.size}{shared}"
+
+
+def share_read(architecture: ModelArchitecture) -> Callable[[int], float] | None:
+    """Of a model with experts: tells which share of its layers' weights a step of so many tokens is expected to read. None if
+    every step reads all of them."""
+    mlps = Counter(layer.mlp for layer in architecture.layers)
+    mixers = sum(layer.mixer.num_features for layer in architecture.layers)
+
+    def num_read(num_tokens: int) -> float:
+        return mixers + sum(count * mlp.num_features_read(num_tokens) for mlp, count in mlps.items())
+
+    whole = num_read(MANY_TOKENS)
+    if num_read(1) == whole:
+        return None
+    return lru_cache(maxsize=4096)(lambda num_tokens: num_read(num_tokens) / whole)

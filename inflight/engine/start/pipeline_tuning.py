@@ -25,6 +25,8 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import replace
 
+import numpy as np
+
 from inflight.config.engine import EngineConfig, SchedulerConfig
 from inflight.engine.start.step_times import measured_request, measuring_scheduler
 from inflight.executor.executor import Executor
@@ -104,7 +106,8 @@ class _Measurement:
         """Returns the median time from one commit to the next, with `depth` steps in flight. The first `depth` steps fill the
         pipeline and are not timed."""
         for index in range(num_requests):
-            scheduler.add_request(*measured_request(f"pipeline measurement {index}", 1, max_tokens))
+            request = measured_request(f"pipeline measurement {index}", max_tokens)
+            scheduler.add_request(request, np.zeros(1, dtype=np.int32))
         in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         commits: list[float] = []
         while len(commits) < depth + NUM_STEPS:

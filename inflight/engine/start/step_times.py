@@ -10,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 
 from inflight.config.engine import EngineConfig, SchedulerConfig
+from inflight.config.experts import share_read
 from inflight.executor.executor import Executor
 from inflight.interface.kv_cache import KVCacheConfig
-from inflight.interface.request import EngineCoreRequest, Int32Array, ResolvedSampling
+from inflight.interface.request import EngineCoreRequest, ResolvedSampling
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.sampling_params import SamplingParams
 from inflight.scheduler.scheduler import Scheduler
@@ -46,7 +47,7 @@ def measured_step_times(
         "step times: 1 token takes %.1f ms, %d take %.1f ms, %d take %.1f ms (measured in %.2f s)",
         seconds[1] * 1e3, few, seconds[2] * 1e3, many, seconds[3] * 1e3, time.perf_counter() - start,
     )  # fmt: skip
-    return StepTimeModel.from_times(*seconds[1:]), step_id
+    return StepTimeModel.from_times(seconds[1:], share_read(config.model.architecture)), step_id
 
 
 def _fitting(length: int, config: EngineConfig, kv_cache_config: KVCacheConfig) -> int:
@@ -61,7 +62,9 @@ def _measure(
 ) -> float:
     """Returns the seconds that a step with a prompt of `num_tokens` tokens computes."""
     scheduler = measuring_scheduler(config, config.scheduler, kv_cache_config, first_step_id=step_id)
-    scheduler.add_request(*measured_request(f"measurement of {num_tokens} tokens", num_tokens, max_tokens=1))
+    # the tokens differ, so that they choose different experts, as those of a real prompt do
+    prompt = np.arange(num_tokens, dtype=np.int32) % config.model.architecture.vocab_size
+    scheduler.add_request(measured_request("measurement", max_tokens=1), prompt)
     plan = scheduler.schedule()
     assert plan is not None
     output = executor.execute_model(plan)
@@ -89,9 +92,8 @@ def measuring_scheduler(
     )
 
 
-def measured_request(request_id: str, num_prompt_tokens: int, max_tokens: int) -> tuple[EngineCoreRequest, Int32Array]:
-    """Returns an invented request, which draws exactly `max_tokens` tokens, and its prompt."""
+def measured_request(request_id: str, max_tokens: int) -> EngineCoreRequest:
+    """Returns an invented request, which draws exactly `max_tokens` tokens."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     sampling = ResolvedSampling(params=params, seed=0, max_tokens=max_tokens)
-    request = EngineCoreRequest(request_id=request_id, sampling=sampling)
-    return request, np.zeros(num_prompt_tokens, dtype=np.int32)
+    return EngineCoreRequest(request_id=request_id, sampling=sampling)

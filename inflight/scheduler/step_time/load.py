@@ -4,6 +4,9 @@ The cost of a token depends on the number of tokens in the step. In a small step
 most of its time reading the weights. So there are three costs per token: for the first TOKEN_LIMITS[0] tokens of a step, for
 the tokens up to TOKEN_LIMITS[1], and for all further tokens. If you add a new kind of work to steps, add an amount for it to
 `StepLoad.amounts`.
+
+A model with experts reads more of its weights, the more tokens a step has. So it has one more amount: the share of the weights
+that a step of this size is expected to read.
 """
 
 from dataclasses import dataclass

@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,10 +47,14 @@ class StepTimeModel:
     """All times are in seconds. Owned by the scheduler's thread.
 
     Args:
-        costs: the expected seconds per unit of each amount of `StepLoad.amounts`; each must be positive.
+        costs: the expected seconds per unit of each amount of `StepLoad.amounts`, and then of `share_read`; each must be
+            positive.
+        share_read: of a model with experts: the share of the weights that a step of so many tokens is expected to read. None:
+            every step reads all.
     """
 
-    def __init__(self, costs: tuple[float, ...]) -> None:
+    def __init__(self, costs: tuple[float, ...], share_read: Callable[[int], float] | None = None) -> None:
+        self._share_read = share_read
         self._scale = np.array(costs)  # costs are fitted in these units
         self._fitted = np.ones(len(costs))
         self._covariance = np.eye(len(costs)) * UNCERTAINTY**2
@@ -58,58 +63,61 @@ class StepTimeModel:
         self._spread = 0.0
 
     @classmethod
-    def from_times(cls, one_token: float, few_tokens: float, many_tokens: float) -> StepTimeModel:
+    def from_times(cls, seconds: Sequence[float], share_read: Callable[[int], float] | None = None) -> StepTimeModel:
         """Start with three measured times: of steps with 1 token, and with `TOKEN_LIMITS` tokens of a prompt."""
+        one_token, few_tokens, many_tokens = seconds
         few, many = TOKEN_LIMITS
         least = one_token / 1000  # costs are fitted in units of their first values, so no first value may be 0
         per_token = max((many_tokens - few_tokens) / (many - few), least)
         first = max((few_tokens - one_token) / (few - 1), least)
+        reading: tuple[float, ...] = ()
+        if share_read is not None:
+            # it is mostly the reading that makes a step of a few tokens take longer than one of a token
+            whole = max((first - per_token) * (few - 1) / (share_read(few) - share_read(1)), least)
+            reading, first = (whole,), per_token
+            one_token = max(one_token - whole * share_read(1), least)
         pair = per_token / 10_000  # 1,000 tokens before a prompt token make it cost a tenth more
-        return cls((one_token, first, per_token, per_token, one_token / 100, pair, one_token / 50_000))
+        costs = (one_token, first, per_token, per_token, one_token / 100, pair, one_token / 50_000)
+        return cls(costs + reading, share_read)
 
     def seconds(self, load: StepLoad) -> float:
         """The time that a step with this load computes."""
         return self.slowdown * self._unhindered_seconds(load)
 
     def _unhindered_seconds(self, load: StepLoad) -> float:
-        return sum([cost * amount for cost, amount in zip(self._costs, load.amounts(), strict=True)])
+        return sum([cost * amount for cost, amount in zip(self._costs, self._amounts(load), strict=True)])
+
+    def _amounts(self, load: StepLoad) -> tuple[float, ...]:
+        more = () if self._share_read is None else (self._share_read(load.num_tokens),)
+        return load.amounts() + more
 
     def num_prompt_tokens_within(self, seconds: float, load: StepLoad, context: int, most: int) -> int:
         """How many tokens of a prompt can be added to `load`, so that the step's predicted time * (1 + spread) is at most
         `seconds`. `context`: how many tokens of the prompt are computed. `most`: the most tokens that may be added."""
-        *_, pair_cost, context_cost = self._costs
-        allowed = (
-            seconds / (1 + self._spread) / self._held_slowdown
-            - self._unhindered_seconds(load)
-            + self._token_seconds(load.num_tokens)
-        )
-        allowed -= context_cost * context
+        pair_cost, context_cost = self._costs[5:7]
+        allowed = seconds / (1 + self._spread) / self._held_slowdown - context_cost * context
+        allowed += self._token_seconds(load.num_tokens) - self._unhindered_seconds(load)
         low = 0
-        high = most
+        high = count = most  # often all fit
         while low < high:  # binary search: the time rises with the number of tokens
-            count = (low + high + 1) // 2
             pairs = count * (2 * context + count) // 2
             if self._token_seconds(load.num_tokens + count) + pair_cost * pairs <= allowed:
                 low = count
             else:
                 high = count - 1
+            count = (low + high + 1) // 2
         return low
 
     def _token_seconds(self, num_tokens: int) -> float:
-        _, first, second, third, *_ = self._costs
-        few, many = TOKEN_LIMITS
-        if num_tokens <= few:
-            return first * num_tokens
-        if num_tokens <= many:
-            return first * few + second * (num_tokens - few)
-        return first * few + second * (many - few) + third * (num_tokens - many)
+        """What a step of so many tokens takes for them, and for the reading of their experts."""
+        return self._unhindered_seconds(StepLoad(num_tokens)) - self._costs[0]
 
     def observe(self, load: StepLoad, seconds: float) -> float:
         """Learn from a step that computed for `seconds`. Returns the time that was predicted for it until now."""
         unhindered = self._unhindered_seconds(load)
         predicted = self.slowdown * unhindered
         surprise = min(max(seconds / predicted, 1 / MAX_SURPRISE), MAX_SURPRISE)
-        self._fit(self._scale * load.amounts() / unhindered, math.log(surprise))
+        self._fit(self._scale * self._amounts(load) / unhindered, math.log(surprise))
         error = min(abs(surprise - 1), MAX_SPREAD)
         self._spread += SPREAD_PACE * (error - self._spread)
         moved = (self.slowdown * surprise**PACE) ** (1 - RETURN)

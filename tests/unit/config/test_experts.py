@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inflight.config.architecture import GELU_TANH
-from inflight.config.experts import MoeSpec, RouterSpec
+from inflight.config.experts import MoeSpec, RouterSpec, share_read
 from inflight.config.parse_architecture import parse_architecture
 from inflight.errors import UnsupportedModelError
 from tests.support.model_zoo import FAMILY_CONFIGS
@@ -17,6 +17,20 @@ SPEC = MoeSpec(num_experts=8, size=12, router=RouterSpec(top_k=2), shared_size=2
 
 def test_a_token_is_multiplied_by_its_own_experts() -> None:
     assert SPEC.num_features == 3 * (2 * 12 + 20) + 8
+
+
+def test_a_step_reads_the_experts_of_its_tokens() -> None:
+    assert SPEC.num_features_read(1) == pytest.approx(SPEC.num_features)
+    assert SPEC.num_features_read(2) == pytest.approx(3 * ((2 + 2 * 6 / 8) * 12 + 20) + 8)
+    assert SPEC.num_features_read(1000) == pytest.approx(3 * (8 * 12 + 20) + 8)
+
+
+def test_of_a_model_with_experts_a_larger_step_reads_more() -> None:
+    assert share_read(parse_architecture({**FAMILY_CONFIGS["llama"][0].to_dict(), "architectures": None})) is None
+    share = share_read(parse_architecture({**FAMILY_CONFIGS["qwen3_moe"][0].to_dict(), "architectures": None}))
+    assert share is not None
+    found = [share(num_tokens) for num_tokens in (1, 2, 8, 1000)]
+    assert found == sorted(set(found)) and found[0] > 0 and found[-1] == pytest.approx(1)
 
 
 def test_experts_are_divided_by_their_width() -> None:

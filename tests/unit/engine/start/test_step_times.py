@@ -63,6 +63,13 @@ def test_the_first_step_is_left_out_and_the_others_are_predicted() -> None:
     assert times.slowdown == 1.0
 
 
+def test_the_measured_tokens_differ() -> None:
+    """Equal ones would choose the same experts."""
+    measured = Measured(MockEngine(max_num_batched_tokens=64))
+    measured.start(0)
+    assert len(set(measured.plans[2].new_requests[0].token_ids.tolist())) == 16
+
+
 def test_without_a_limit_nothing_is_measured() -> None:
     infinite = float("inf")
     measured = Measured(MockEngine(), target_seconds=infinite, max_step_seconds=infinite)

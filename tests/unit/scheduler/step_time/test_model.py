@@ -24,7 +24,7 @@ def true_seconds(load: StepLoad) -> float:
 
 
 def started(truth: Truth = true_seconds) -> StepTimeModel:
-    return StepTimeModel.from_times(*(truth(prompt(count)) for count in (1, *TOKEN_LIMITS)))
+    return StepTimeModel.from_times([truth(prompt(count)) for count in (1, *TOKEN_LIMITS)])
 
 
 def prompt(num_tokens: int, context: int = 0) -> StepLoad:
@@ -65,8 +65,54 @@ def test_it_learns_what_steps_cost() -> None:
     assert found[250] < 0.08 and found[490] < 0.25
 
 
+def share_read(num_tokens: int) -> float:
+    """Of a mixture whose experts are nine tenths of its weights, and of whose 64 experts a token chooses 8."""
+    return 0.1 + 0.9 * (1 - (1 - 8 / 64) ** num_tokens)
+
+
+def seconds_of_experts(load: StepLoad) -> float:
+    return (
+        0.001
+        + 0.080 * share_read(load.num_tokens)
+        + 3e-4 * load.num_tokens
+        + 2e-7 * load.num_pairs
+        + 4e-6 * load.context
+    )
+
+
+def test_the_reading_of_experts_is_known_from_the_start() -> None:
+    """A decode of 4 rows reads 0.41 of the experts, and one of 16 rows 0.88: the three costs of tokens alone would take a token
+    of each to cost the same, as the second assertion shows."""
+
+    def worst(model: StepTimeModel) -> float:
+        loads = [decodes(count, 100) for count in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)]
+        return max(abs(seconds_of_experts(load) / model.seconds(load) - 1) for load in loads)
+
+    times = [seconds_of_experts(prompt(count)) for count in (1, *TOKEN_LIMITS)]
+    good, bad = (worst(StepTimeModel.from_times(times, share)) for share in (share_read, None))
+    assert good < 0.15 and bad > 0.2
+    model, rng = StepTimeModel.from_times((1.0, 1.0, 1.0), share_read), random.Random(0)
+    errors(model, seconds_of_experts, rng, 300)
+    assert errors(model, seconds_of_experts, rng, 300)[285] < 0.25
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.05, 0.08, 0.1, 0.3])
+def test_as_many_prompt_tokens_as_fit_beside_experts(seconds: float) -> None:
+    times = [seconds_of_experts(prompt(count)) for count in (1, *TOKEN_LIMITS)]
+    model = StepTimeModel.from_times(times, share_read)
+    count = model.num_prompt_tokens_within(seconds, decodes(4, 100), 0, 2048)
+
+    def with_prompt(num_tokens: int) -> float:
+        larger = decodes(4, 100)
+        larger.add_prompt(0, num_tokens, draws=False)
+        return model.seconds(larger)
+
+    assert count == 0 or with_prompt(count) <= seconds * 1.001
+    assert count == 2048 or with_prompt(count + 1) > seconds * 0.999
+
+
 def test_a_wrong_start_is_forgotten() -> None:
-    rng, model = random.Random(0), StepTimeModel.from_times(1.0, 1.0, 1.0)
+    rng, model = random.Random(0), StepTimeModel.from_times((1.0, 1.0, 1.0))
     errors(model, true_seconds, rng, 300)
     assert errors(model, true_seconds, rng, 300)[285] < 0.25
 
