@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from inflight.attention.backend import AttentionBackend, AttentionParams, LayerCache
 from inflight.attention.metadata import AttentionInputs, AttentionMetadata
+from inflight.attention.torch_cap_and_sinks import attend_with_cap_and_sinks
 from inflight.interface.kv_cache import KVCacheSpec
 
 # The queries of a row are computed in pieces of this many tokens. So masks are small, and a piece does not read the keys after
@@ -112,20 +113,5 @@ def _attend(
     if params.soft_cap is None and params.sinks is None:
         found = F.scaled_dot_product_attention(heads, keys, values, attn_mask=visible, scale=params.scale)
     else:
-        found = _attend_with_cap_and_sinks(heads, keys, values, visible, params)
+        found = attend_with_cap_and_sinks(heads, keys, values, visible, params)
     return found.permute(2, 0, 1, 3).flatten(1, 2)
-
-
-def _attend_with_cap_and_sinks(
-    heads: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, params: AttentionParams
-) -> torch.Tensor:
-    """`scaled_dot_product_attention` with a soft cap and sinks, in float32: it has neither."""
-    scores = (heads.float() @ keys.float().mT).mul_(params.scale)
-    if params.soft_cap is not None:
-        scores = scores.div_(params.soft_cap).tanh_().mul_(params.soft_cap)
-    scores = scores.masked_fill_(~visible, -torch.inf)
-    if params.sinks is not None:
-        sinks = params.sinks.view(*heads.shape[:2], 1, 1)
-        scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
-    weights = scores.softmax(dim=-1)[..., : keys.shape[2]]
-    return (weights @ values.float()).to(heads.dtype)

@@ -15,6 +15,7 @@ TRANSFORMERS = "transformers"
 SILU = "silu"
 GELU_TANH = "gelu_tanh"
 SIGMOID = "sigmoid"
+SWIGLU_OAI = "swiglu_oai"  # the gate of gpt-oss's experts (kernels/gate.py)
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

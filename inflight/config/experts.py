@@ -38,7 +38,8 @@ class MoeSpec(MlpSpec):
 
     An expert is a gated MLP (`GatedMlpSpec`) with `size` inner numbers. Beside the chosen ones, each token is computed by a
     shared expert with `shared_size` inner numbers, if this is not 0. With `has_shared_gate`, its result is multiplied by the
-    sigmoid of one more number of the router.
+    sigmoid of one more number of the router. `activation`: as in `GatedMlpSpec`, or SWIGLU_OAI. `bias`: gate, up and down have
+    biases.
     """
 
     only_on_cpu = "experts, which run on CPUs only so far; use device='cpu', or model_impl='transformers'"
@@ -49,6 +50,7 @@ class MoeSpec(MlpSpec):
     size: int
     router: RouterSpec
     activation: str = SILU
+    bias: bool = False
     shared_size: int = 0
     has_shared_gate: bool = False
 

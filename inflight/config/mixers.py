@@ -141,7 +141,7 @@ class AttentionSpec(BaseAttentionSpec):
     heads together), or None. `is_fused`: the checkpoint has one tensor `qkv_proj` for queries, keys and values. `has_gate`: the
     output of each query head is multiplied by sigmoid(gate). The checkpoint's `q_proj` has the gates of each head behind its
     queries. `has_value_norm`: values get an RMSNorm without weights. `values_are_keys`: values are the keys before their norm
-    and rotation.
+    and rotation. `has_sinks`: each query head has one more logit in its softmax, which belongs to no key and has no value.
     """
 
     kind: Literal["attention"] = "attention"
@@ -151,6 +151,7 @@ class AttentionSpec(BaseAttentionSpec):
     has_gate: bool = False
     has_value_norm: bool = False
     values_are_keys: bool = False
+    has_sinks: bool = False
     kv_layer: int | None = None
 
     @property

@@ -9,6 +9,7 @@ from inflight.attention.backend import AttentionParams, LayerStep
 from inflight.config.architecture import SIGMOID
 from inflight.config.mixers import HEAD, WHOLE, AttentionSpec
 from inflight.layers.attention import Attention
+from inflight.layers.attention_sinks import AttentionSinks
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.mixer import Mixer, MixerPlace
 from inflight.layers.qk_norm import QKNorm, WholeQKNorm
@@ -54,6 +55,7 @@ class DecoderAttention(Mixer):
         if spec.has_value_norm and owner is None:
             ones = torch.ones(self.num_new, spec.head_dim, dtype=context.dtype, device=context.device)
             self.value_norm = nn.Parameter(ones, False)
+        self.sinks = AttentionSinks(spec.num_heads, context) if spec.has_sinks else None
         self.eps = eps
         self.attn = Attention(
             f"model.layers.{place.layer}.self_attn",
@@ -61,7 +63,10 @@ class DecoderAttention(Mixer):
             num_kv_heads=num_kv_heads,
             head_dim=spec.head_dim,
             params=AttentionParams(
-                spec.head_dim**-0.5 if spec.scale is None else spec.scale, spec.window, spec.soft_cap
+                spec.head_dim**-0.5 if spec.scale is None else spec.scale,
+                spec.window,
+                spec.soft_cap,
+                None if self.sinks is None else self.sinks.logits.data,
             ),
             backend=context.backend,
             owner=owner,

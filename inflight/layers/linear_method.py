@@ -77,8 +77,8 @@ class LinearMethod(ABC):
         """Prepares a weight for multiplication. weight: [out_features, in_features] in total; the caller does not use it after
         this call. bias: [out_features].
 
-        `gate`: an activation, SILU or GELU_TANH. If it is given, the result is gate(first half of the features) * second half
-        (arXiv:2002.05202).
+        `gate`: one of `MLP_GATES` (kernels/gate.py). If it is given, the result is gate(first half of the features) * second
+        half (arXiv:2002.05202).
         """
 
     def prepare_heads(self, weights: Tensor) -> PreparedHeads:

@@ -49,12 +49,14 @@ class Router(ColumnParallelLinear):
 class Expert(Loadable):
     """A rank's part of one expert: a gated MLP whose results are to be added up over the ranks."""
 
-    def __init__(self, hidden_size: int, size: int, activation: str, context: LayerContext) -> None:
+    def __init__(self, hidden_size: int, size: int, spec: MoeSpec, context: LayerContext) -> None:
         super().__init__()
         part = even_shard(size, context.tp)
         parts = {"gate_proj": part, "up_proj": part}
-        self.gate_up_proj = ColumnParallelLinear(hidden_size, parts, bias=False, context=context, gate=activation)
-        self.down_proj = RowParallelLinear(size, hidden_size, bias=False, context=context)
+        self.gate_up_proj = ColumnParallelLinear(
+            hidden_size, parts, bias=spec.bias, context=context, gate=spec.activation
+        )
+        self.down_proj = RowParallelLinear(size, hidden_size, bias=spec.bias, context=context)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [num_tokens, hidden_size] -> float32 [num_tokens, hidden_size]"""
@@ -76,16 +78,14 @@ class FusedMoE(Loadable):
     def __init__(self, hidden_size: int, spec: MoeSpec, context: LayerContext) -> None:
         super().__init__()
         self.router = Router(hidden_size, spec, context)
-        make = (hidden_size, spec.size, spec.activation, context)
+        make = (hidden_size, spec.size, spec, context)
         at_once = max(1, _GROUP_BYTES // (3 * hidden_size * spec.size // context.tp.size * context.dtype.itemsize))
         starts = range(0, spec.num_experts, at_once)
         self.groups = nn.ModuleList(
             ExpertGroup(start, [Expert(*make) for _ in range(min(at_once, spec.num_experts - start))])
             for start in starts
         )
-        self.shared_expert = (
-            Expert(hidden_size, spec.shared_size, spec.activation, context) if spec.shared_size else None
-        )
+        self.shared_expert = Expert(hidden_size, spec.shared_size, spec, context) if spec.shared_size else None
         self.spec, self.dtype, self.tp, self.ops = spec, context.dtype, context.tp, context.ops
 
     def separate_units(self, prefix: str) -> Iterator[tuple[str, Loadable]]:

@@ -1,7 +1,7 @@
 """`StackedExperts`: shows tensors that have the weights of all experts of a layer as one weight for each expert and projection.
 
 `FusedMoE` asks for `<layer>.mlp.experts.<expert>.<projection>.weight`, where the projection is gate_proj or up_proj, both
-[size, hidden_size], or down_proj, [hidden_size, size].
+[size, hidden_size], or down_proj, [hidden_size, size]; and for `bias`, if the experts have biases.
 """
 
 from collections.abc import Iterator
@@ -15,25 +15,62 @@ from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.model_loader.weight_source import ReadPart, ShardSlices, StoredTensor, WeightSource
 
 _EXPERTS = ".mlp.experts."
-# the name of a stacked tensor behind `_EXPERTS` -> the projections whose rows it has, one behind the other
-_STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_ROWS = "rows"
+_COLUMNS = "columns"
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """How a stacked tensor has the rows of its projections.
+
+    `dimensions`: of the tensor, behind that of the experts. If `alternates`, the rows of the projections alternate. Otherwise
+    all rows of one projection come before those of the next one.
+    """
+
+    projections: tuple[str, ...]
+    dimensions: tuple[str, ...] = (_ROWS, _COLUMNS)
+    alternates: bool = False
+
+    def __str__(self) -> str:
+        return f"[experts, {', '.join(self.dimensions)}], with the rows of {' and '.join(self.projections)}"
+
+    def places(self, num_rows: int) -> list[range]:
+        """Of each projection the places of its rows, in a tensor that has `num_rows` for each expert."""
+        num_projections = len(self.projections)
+        if self.alternates:
+            return [range(index, num_rows, num_projections) for index in range(num_projections)]
+        size = num_rows // num_projections
+        return [range(index * size, (index + 1) * size) for index in range(num_projections)]
+
+
+_GATE_UP = ("gate_proj", "up_proj")
+_DOWN = ("down_proj",)
+_STACKS = {  # by the name behind `_EXPERTS`
+    "gate_up_proj": _Stack(_GATE_UP),
+    "down_proj": _Stack(_DOWN),
+    "transposed.gate_up_proj": _Stack(_GATE_UP, (_COLUMNS, _ROWS), alternates=True),
+    "transposed.gate_up_proj_bias": _Stack(_GATE_UP, (_ROWS,), alternates=True),
+    "transposed.down_proj": _Stack(_DOWN, (_COLUMNS, _ROWS)),
+    "transposed.down_proj_bias": _Stack(_DOWN, (_ROWS,)),
+}
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the weight of an expert is: in `stacked`, with the rows [first_row, first_row + num_rows)."""
+    """Where the weight or bias of an expert is: in the tensor `name`, at these rows."""
 
-    stacked: str
+    name: str
+    stack: _Stack
     expert: int
-    first_row: int
+    rows: range
 
 
 class StackedExperts(WeightSource):
-    """The weights of `stored`, in which the stacked tensors are divided. They are [num_experts, rows, columns]. `gate_up_proj`
-    has the rows of gate and then those of up.
+    """The weights of `stored`, in which the stacked tensors are divided.
 
     Raises:
-        CheckpointError: a stacked tensor has no three dimensions, or its rows cannot be divided among the projections.
+        CheckpointError: a stacked tensor has another number of dimensions than it should have, or its rows cannot be divided
+            among the projections.
     """
 
     def __init__(self, stored: WeightSource) -> None:
@@ -43,29 +80,28 @@ class StackedExperts(WeightSource):
         unlisted = set(stored.unlisted)
         for name in stored.tensors:
             layer, _, stacked = name.partition(_EXPERTS)
-            if stacked in _STACKED:
-                parts = self._divide(name, f"{layer}{_EXPERTS}", _STACKED[stacked])
+            if stacked in _STACKS:
+                parts = self._divide(name, f"{layer}{_EXPERTS}", _STACKS[stacked])
                 unlisted |= set(parts) if name in stored.unlisted else set()
         self.unlisted = unlisted & self.tensors.keys()
 
-    def _divide(self, name: str, prefix: str, projections: tuple[str, ...]) -> list[str]:
-        """Replaces a stacked tensor by the weights in it. Returns their names."""
+    def _divide(self, name: str, prefix: str, stack: _Stack) -> list[str]:
+        """Replaces a stacked tensor by the weights or biases in it. Returns their names."""
         tensor = self.tensors.pop(name)
-        if len(tensor.shape) != 3 or tensor.shape[1] % len(projections):
-            raise CheckpointError(
-                f"{name} in {tensor.file} has shape {list(tensor.shape)}; it should be [experts, rows, columns], with the rows "
-                f"of {' and '.join(projections)}"
-            )
-        num_experts, num_rows, num_columns = tensor.shape
-        size = num_rows // len(projections)
+        sizes = dict(zip(stack.dimensions, tensor.shape[1:], strict=False))
+        if len(tensor.shape) != 1 + len(stack.dimensions) or sizes[_ROWS] % len(stack.projections):
+            raise CheckpointError(f"{name} in {tensor.file} has shape {list(tensor.shape)}; it should be {stack}")
+        columns = (sizes[_COLUMNS],) if _COLUMNS in sizes else ()
+        kind = "weight" if columns else "bias"
+        places = stack.places(sizes[_ROWS])
         found = []
-        for expert in range(num_experts):
-            for index, projection in enumerate(projections):
-                weight = f"{prefix}{expert}.{projection}.weight"
+        for expert in range(tensor.shape[0]):
+            for projection, rows in zip(stack.projections, places, strict=True):
+                weight = f"{prefix}{expert}.{projection}.{kind}"
                 if weight in self.tensors:
                     raise CheckpointError(f"{weight} is both in {name} and a tensor of its own in {tensor.file}")
-                self.tensors[weight] = StoredTensor(tensor.file, (size, num_columns), tensor.dtype)
-                self._places[weight] = _Place(name, expert, index * size)
+                self.tensors[weight] = StoredTensor(tensor.file, (len(rows), *columns), tensor.dtype)
+                self._places[weight] = _Place(name, stack, expert, rows)
                 found.append(weight)
         return found
 
@@ -77,10 +113,12 @@ class StackedExperts(WeightSource):
                 place = self._places.get(name)
                 if place is None:
                     return read_stored(name, shard)
-                rows, columns = shard
-                rows = slice(place.first_row + rows.start, place.first_row + rows.stop)
-                part = read_stored(place.stacked, (slice(place.expert, place.expert + 1), rows, columns))
+                rows = place.rows[shard[0]]
+                held = {_ROWS: slice(rows[0], rows[-1] + 1), _COLUMNS: shard[-1]}
+                dimensions = place.stack.dimensions
+                expert = slice(place.expert, place.expert + 1)
+                part = read_stored(place.name, (expert, *(held[each] for each in dimensions)))
                 assert isinstance(part, Tensor), "stacked weights are plain"
-                return part[0]
+                return part[0].movedim(dimensions.index(_ROWS), 0)[:: rows.step]
 
             yield read

@@ -29,6 +29,7 @@ EDGES = {
         *("layers/gated_delta.py", "layers/latent_attention.py", "layers/short_conv.py", "layers/recurrent_*.py"),
         *("kernels/gated_delta.py", "kernels/cpu/gated_delta.py", "kernels/short_conv.py"),
         *("config/experts.py", "layers/moe.py", "kernels/expert_choice.py", "kernels/cpu/experts.py"),
+        *("kernels/swiglu_oai.py", "layers/attention_sinks.py", "attention/torch_cap_and_sinks.py"),
     ),
     "file formats": (
         *("config/gguf_*.py", "config/safetensors_file.py", "config/stored_*.py", "config/weight_format.py"),

@@ -39,6 +39,7 @@ MODELS = {
     "latent attention": ("deepseek_v2", 2, 4),
     "experts, C++": ("qwen3_moe", 0, 16),
     "a shared expert": ("qwen2_moe", 1, 4),
+    "sinks, experts with biases, C++": ("gpt_oss", 0, 16),
     "transformers, experts": ("ernie4_5_moe", 0, 16),
     "transformers, recurrent layers": ("falcon_h1", 0, 16),
 }
@@ -84,7 +85,7 @@ EVENTS = st.lists(st.tuples(PROMPTS, PARAMS, st.integers(0, 6), st.booleans()), 
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     family, index, block_size = MODELS[request.param]
     folder = write_model(
-        {**FAMILY_CONFIGS, **FALLBACK_CONFIGS}[family][index], tmp_path_factory.mktemp("identity") / "model", seed=1
+        {**FALLBACK_CONFIGS, **FAMILY_CONFIGS}[family][index], tmp_path_factory.mktemp("identity") / "model", seed=1
     )
     found = Engines(folder, block_size)
     yield found

@@ -51,6 +51,7 @@ MODELS = {
     "qwen3_5": (0, 16),  # recurrent layers
     "deepseek_v2": (1, 16),  # latent attention
     "qwen2_moe": (0, 16),  # experts
+    "gpt_oss": (0, 16),  # sinks, experts with biases
 }
 
 

@@ -17,9 +17,10 @@ from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")
 
-# with a head_dim that the attention kernel takes: plain, all biases, windows, biases, QK-norm (two), latent attention, experts
+# with a head_dim that the attention kernel takes: plain, all biases, windows, biases, QK-norm (two), latent attention, experts,
+# sinks and experts with biases
 MODELS = [("llama", 0), ("llama", 6), ("mistral", 1), ("qwen2", 2), ("qwen3", 1), ("qwen3", 4), ("deepseek_v2", 1)]
-MODELS += [("qwen2_moe", 0)]
+MODELS += [("qwen2_moe", 0), ("gpt_oss", 0)]
 NUM_PROMPTS = 8  # they finish at different times, so batches have 1 to 8 requests
 
 

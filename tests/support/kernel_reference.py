@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from inflight.config.architecture import SILU
+from inflight.config.architecture import SILU, SWIGLU_OAI
 
 TOKENS_AT_ONCE = 64  # query tokens that attention computes together; more would use more memory, fewer would be slower
 
@@ -112,7 +112,11 @@ def rotary(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 def multiply_gate(x: Tensor, activation: str) -> Tensor:
     """Returns activation(gate) * up. The first half of x's last dimension is gate, the second half is up. `activation` is SILU,
     g * sigmoid(g), or GELU_TANH, g / 2 * (1 + tanh(z)), which is g * sigmoid(2z), with z = sqrt(2 / pi) * (g + 0.044715 g^3).
+    With SWIGLU_OAI, the result is g * sigmoid(1.702 g) * (up + 1), with gates of at most 7, and ups from -7 to 7.
     """
     gate, up = x.chunk(2, dim=-1)
+    if activation == SWIGLU_OAI:
+        gate = gate.clamp(max=7.0)
+        return gate / (1 + torch.exp(-1.702 * gate)) * (up.clamp(-7.0, 7.0) + 1)
     z = gate if activation == SILU else math.sqrt(8 / math.pi) * (gate + 0.044715 * gate**3)
     return gate / (1 + torch.exp(-z)) * up

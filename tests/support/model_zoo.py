@@ -147,6 +147,11 @@ def _qwen3_moe(**fields: Any) -> Qwen3MoeConfig:
     return Qwen3MoeConfig(**{**_EXPERTS, "head_dim": 16, **fields})
 
 
+def _gpt_oss(**fields: Any) -> GptOssConfig:
+    own = {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 11}
+    return GptOssConfig(**{**_COMMON, **own, **fields})
+
+
 # The first of each family is the plain one; the others are the ways in which real checkpoints differ from it.
 FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
     "llama": [
@@ -342,6 +347,15 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
         GraniteMoeConfig(**_COMMON, num_local_experts=6, attention_multiplier=0.2, logits_scaling=2.0),
         GraniteMoeConfig(
             **_COMMON, num_local_experts=4, num_experts_per_tok=1, embedding_multiplier=12.0, residual_multiplier=0.22
+        ),
+    ],
+    "gpt_oss": [
+        # sinks, biases, alternating windows, a clamped gate; yarn whose range is not rounded
+        _gpt_oss(rope_parameters={**_YARN_ROPE, "truncate": False}),
+        _gpt_oss(num_hidden_layers=3, num_local_experts=7, num_experts_per_tok=1, attention_bias=False, head_dim=32),
+        # the windows are elsewhere; not for the kernel
+        _gpt_oss(
+            layer_types=["full_attention", "sliding_attention"], hidden_size=72, intermediate_size=38, head_dim=20
         ),
     ],
     "minicpm3": [

@@ -60,7 +60,8 @@ struct LinearWeight {  // [out_features, in_features]; linear.h describes the la
     float scale;                   // of an integer weight: multiplies the scales and offsets in `packed`
     int32_t bits;                  // 32: float, 16: bfloat16, 8 and 4: integers
     int32_t has_offsets;           // if 0, the middle of the integers' range means 0
-    int32_t gate;                  // if not 0, the result is gate(first half of the features) * second half; 1: SiLU, 2: GELU
+    int32_t gate;                  // if not 0, the result is gate(first half of the features) * second half; 1: SiLU, 2: GELU,
+                                   // 4: swiglu_oai, see kernels/gate.py
 };
 
 constexpr int64_t kMaxConvolution = 8;

@@ -245,7 +245,16 @@ inline void store_result(const Call& call, int64_t row, int64_t column, VecF v, 
         store_some(reinterpret_cast<bf16*>(call.out) + at, v, count);
 }
 
+// The gate of kernels/gate.py. If an argument of `min` or `max` is NaN, the result is the second one, so NaN stays NaN.
+inline VecF swiglu_oai(VecF gate, VecF up) {
+    const VecF limit = splat(7.0f);
+    gate = min(limit, gate);
+    up = max(splat(-7.0f), min(limit, up));
+    return mul(mul(gate, sigmoid(mul(gate, splat(1.702f)))), add(up, splat(1.0f)));
+}
+
 inline VecF gated(const LinearWeight& weight, VecF a, VecF b) {
+    if (weight.gate == 4) return swiglu_oai(a, b);
     return mul(weight.gate == 1 ? silu(a) : gelu(a), b);
 }
 

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inflight.config.architecture import GELU_TANH, SILU
 from inflight.kernels.cpu.call_checks import require
 from inflight.kernels.cpu.functions import DTYPES, LinearWeight
 from inflight.kernels.cpu.huge_pages import HugePages
 from inflight.kernels.cpu.limits import linear_problem, require_supported
 from inflight.kernels.cpu.linear import PackedLinear
-from inflight.kernels.gate import GATE_CODES
+from inflight.kernels.gate import GATE_CODES, MLP_GATES
 from inflight.kernels.quantized_weight import QuantizedWeight
 
 _PART_DTYPES = {32: (torch.float32,), 16: (torch.bfloat16,), 8: (torch.int8, torch.uint8), 4: (torch.uint8,)}  # of bits
@@ -115,8 +114,9 @@ def _check_weight(
         fits = fits and (tensor is None or tensor.is_contiguous())
         require(fits, f"integer weights need scales or offsets in float32 {list(groups)}", tensor)
     is_even = weight.out_features % 2 == 0
-    fits = weight.gate == 0 or (weight.gate in (GATE_CODES[SILU], GATE_CODES[GELU_TANH]) and is_even)
-    require(fits, "a gate needs SiLU or GELU, and an even number of features", weight.gate, weight.out_features)
+    fits = weight.gate == 0 or (weight.gate in map(GATE_CODES.get, MLP_GATES) and is_even)
+    needed = f"a gate is one of {', '.join(MLP_GATES)}, and needs an even number of features"
+    require(fits, needed, weight.gate, weight.out_features)
     require(bias is None or bias.shape == (weight.out_features,), "a bias needs a number for each feature", bias)
 
 

@@ -120,6 +120,7 @@ def cos_and_sin_kernel(
 @triton.jit
 def gated(gate, up, GATE: tl.constexpr):
     """`GATE`: see GATE_CODES. The tanh form of GELU, x / 2 * (1 + tanh(z)), is x * sigmoid(2z)."""
+    tl.static_assert(GATE == 1 or GATE == 2, "no kernel for this gate")
     if GATE == 1:
         z = gate
     else:

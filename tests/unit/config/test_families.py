@@ -12,7 +12,8 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from inflight.config import families
-from inflight.config.architecture import GELU_TANH, SILU, ModelArchitecture, NormNames, TokenInputsSpec
+from inflight.config.architecture import GELU_TANH, SILU, SWIGLU_OAI, ModelArchitecture, NormNames, TokenInputsSpec
+from inflight.config.experts import MoeSpec, RouterSpec
 from inflight.config.families import FAMILIES
 from inflight.config.families.family import Family
 from inflight.config.families.gemma2 import scale_from_gguf
@@ -147,6 +148,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "olmoe": _COUNTS,
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
 
 
@@ -173,6 +175,7 @@ def test_what_is_absent_has_the_value_that_transformers_gives_it(family: Family)
 
 # What families call a field, if not as most do. A new family that differs from most needs its place in these lists.
 ACTIVATIONS = dict.fromkeys(("gemma2", "gemma3_text", "gemma4_text"), "hidden_activation")
+OWN_GATE = ("gpt_oss",)
 RECURRENT = ("qwen3_5_text", "qwen3_next", "lfm2")  # their recurrent layers have SiLU
 NO_BIAS = (
     "mistral",
@@ -198,11 +201,12 @@ def test_the_fields_that_families_share_go_to_their_places(family: Family) -> No
         True,
         False,
     ]
-    for activation in ("silu",) if kind in RECURRENT else ("silu", "gelu_pytorch_tanh"):
+    for activation in ("silu",) if kind in (*RECURRENT, *OWN_GATE) else ("silu", "gelu_pytorch_tanh"):
         model = parse(kind, **given, **{ACTIVATIONS.get(kind, "hidden_act"): activation})
-        assert {layer.mlp.activation for layer in model.layers} == {SILU if activation == "silu" else GELU_TANH}, (
+        expected = SWIGLU_OAI if kind in OWN_GATE else SILU if activation == "silu" else GELU_TANH
+        assert {layer.mlp.activation for layer in model.layers} == {expected}, (
             f"{kind}: is the activation called otherwise? Then ACTIVATIONS of this file has its name; has it recurrent layers? "
-            "Then RECURRENT has it"
+            "Then RECURRENT has it; is there no other activation? Then OWN_GATE has it"
         )
     model = parse(kind, **given, attention_bias=True, mlp_bias=True)
     has_bias = kind not in NO_BIAS
@@ -213,7 +217,7 @@ def test_the_fields_that_families_share_go_to_their_places(family: Family) -> No
             f"{kind} with attention_bias=True: if the family has no such field, put it into NO_BIAS of this file; if the bias "
             "is on queries, keys and values only, into ONE_BIAS"
         )
-    assert {getattr(layer.mlp, "bias", False) for layer in model.layers} == {kind in MLP_BIAS}, (
+    assert {getattr(layer.mlp, "bias", False) for layer in model.layers} == {kind in (*MLP_BIAS, *OWN_GATE)}, (
         f"{kind}: MLP_BIAS has families with mlp_bias"
     )
     plain = parse(kind, **given, attention_bias=False)
@@ -328,6 +332,25 @@ def test_granite_divides_the_residual_stream() -> None:
     assert model.rms_norm_eps == 1e-6, "the eps of norms that do not read the residual stream"
 
 
+def test_gpt_oss() -> None:
+    rope = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
+    given = {**EXPERTS["gpt_oss"], "head_dim": 64, "sliding_window": 128, "rope_theta": 150000, "rope_scaling": rope}
+    model = parse("gpt_oss", **given)
+    assert windows(model) == [128, None, 128, None]
+    attention = model.attentions[0]
+    assert (attention.has_sinks, attention.qkv_bias, attention.output_bias) == (True, True, True)
+    assert attention.rope == RopeConfig(
+        theta=150000.0,
+        kind="yarn",
+        factor=32.0,
+        original_max_position_embeddings=4096,
+        attention_factor=0.1 * math.log(32) + 1,
+        truncate=False,
+    )
+    router = RouterSpec(top_k=2, renormalizes=True, bias=True)
+    assert model.layers[0].mlp == MoeSpec(num_experts=4, size=128, router=router, activation=SWIGLU_OAI, bias=True)
+
+
 def test_smollm3_leaves_the_rotary_embedding_out_of_every_fourth_layer() -> None:
     assert [layer.mixer.rope is None for layer in parse("smollm3").layers] == [False, False, False, True]
 
@@ -394,6 +417,13 @@ def test_qwen3_5_has_attention_in_every_fourth_layer() -> None:
         ("granite", {"logits_scaling": "8"}, "logits_scaling='8' is not a positive number"),
         ("smollm3", {"no_rope_layers": [0, 2, 1, 1]}, "is not 0 or 1 for each of 4 layers"),
         ("smollm3", {"no_rope_layers": [0]}, "is not 0 or 1 for each of 4 layers"),
+        ("gpt_oss", {**EXPERTS["gpt_oss"], "swiglu_limit": 5.0}, "swiglu_limit=5.0 is not supported; 7.0 is"),
+        ("gpt_oss", {**EXPERTS["gpt_oss"], "swiglu_alpha": 1}, "swiglu_alpha=1 is not supported; 1.702 is"),
+        (
+            "gpt_oss",
+            {**EXPERTS["gpt_oss"], "hidden_act": "gelu_new"},
+            "hidden_act='gelu_new' is not supported for GptOss",
+        ),
         ("ministral", {"residual_multiplier": 0.2}, "residual_multiplier=0.2 is not supported for Ministral"),
     ],
 )

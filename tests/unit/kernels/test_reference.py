@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import GptOssConfig
 from transformers.masking_utils import sliding_window_causal_mask_function
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2_attention
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_attention
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from inflight.config.architecture import GELU_TANH, SILU
+from inflight.config.architecture import GELU_TANH, SILU, SWIGLU_OAI
+from inflight.kernels.swiglu_oai import swiglu_oai
 from tests.support import kernel_reference as reference
 
 
@@ -88,6 +91,12 @@ def test_multiply_gate(generator: torch.Generator) -> None:
     torch.testing.assert_close(reference.multiply_gate(x, SILU), F.silu(x[:, :5]) * x[:, 5:])
     gelu = F.gelu(x[:, :5], approximate="tanh")
     torch.testing.assert_close(reference.multiply_gate(x, GELU_TANH), gelu * x[:, 5:])
+    experts = GptOssExperts(GptOssConfig(hidden_size=4, intermediate_size=5, num_local_experts=1))
+    x = x * 6  # beyond the limits
+    alternating = torch.stack(x.chunk(2, dim=-1), dim=-1).flatten(1)
+    expected = experts._apply_gate(alternating)
+    torch.testing.assert_close(reference.multiply_gate(x, SWIGLU_OAI), expected)
+    torch.testing.assert_close(swiglu_oai(*x.chunk(2, dim=-1)), expected)
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])

@@ -53,6 +53,25 @@ def test_stacked_tensors_are_the_weights_of_the_experts(written: Path, folder: P
 
 
 @pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("gate_up_proj", (5, 224, 64), r"gate_proj\.weight .*\[32, 224\].*\[112, 64\]"),  # not transposed
+        ("gate_up_proj", (5, 64, 223), r"should be \[experts, columns, rows\], with the rows of gate_proj and up_proj"),
+        ("gate_up_proj_bias", (5, 224, 1), r"should be \[experts, rows\], with the rows of gate_proj and up_proj"),
+        ("down_proj_bias", (4, 64), r"lacks .*experts\.4\.down_proj\.bias"),
+        ("down_proj_bias", (6, 64), r"does not account for: .*experts\.5\.down_proj\.bias"),
+    ],
+)
+def test_experts_of_gpt_oss_that_do_not_fit_are_refused(
+    tmp_path: Path, name: str, shape: tuple[int, ...], message: str
+) -> None:
+    folder = write_model(FAMILY_CONFIGS["gpt_oss"][0], tmp_path / "model", seed=3)
+    change(folder, **{f"{EXPERTS}.{name}": torch.ones(shape)})
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize(
     ("without", "added", "message"),
     [
         ([f"{EXPERTS}.7."], {}, r"lacks .*experts\.7\.gate_proj\.weight"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.config.architecture import GELU_TANH, SIGMOID, SILU
+from inflight.config.architecture import GELU_TANH, SIGMOID, SILU, SWIGLU_OAI
 from inflight.config.experts import SOFTMAX, MoeSpec, RouterSpec
 from inflight.kernels.cpu.experts import CpuExperts
 from inflight.kernels.cpu.huge_pages import HugePages
@@ -21,6 +21,7 @@ from tests.support.kernel_reference import multiply_gate
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")
 HIDDEN_SIZE = 96
+Product = tuple[Tensor, Tensor]  # weight and bias
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
 
 
@@ -29,19 +30,22 @@ def draw(seed: int, *shape: int) -> Tensor:
 
 
 class Layer:
-    """Experts with random weights: `kernel`, and the weights that it has after they were quantized, in float64."""
+    """Experts with random weights: `kernel`, and the weights that it has after they were quantized, with their biases, in
+    float64."""
 
     def __init__(self, name: str, spec: MoeSpec, dtype: torch.dtype, bits: int) -> None:
         self.spec, self.dtype = spec, dtype
         kernels, memory = open_kernels(name), HugePages()
         sizes = [spec.size] * spec.num_experts + [spec.shared_size] * bool(spec.shared_size)
 
-        def pack(weight: Tensor, gate: str | None) -> tuple[PackedLinear, Tensor]:
-            weight = weight.to(dtype)
+        def pack(weight: Tensor, gate: str | None) -> tuple[PackedLinear, Product]:
+            weight, bias = weight.to(dtype), draw(len(weight), len(weight)).to(dtype) if spec.bias else None
+            wide_bias = torch.zeros(()) if bias is None else bias.double()
             if bits > 8:
-                return pack_float(kernels, memory, [weight], None, gate=gate), weight.double()
+                return pack_float(kernels, memory, [weight], bias, gate=gate), (weight.double(), wide_bias)
             quantized = quantize_rows(kernels, [weight], bits=bits, group_size=32)
-            return pack_integers(kernels, memory, quantized, None, gate=gate), quantized.dequantize().double()
+            packed = pack_integers(kernels, memory, quantized, bias, gate=gate)
+            return packed, (quantized.dequantize().double(), wide_bias)
 
         up = [pack(draw(i, 2 * size, HIDDEN_SIZE) * 0.2, spec.activation) for i, size in enumerate(sizes)]
         down = [pack(draw(99 + i, HIDDEN_SIZE, size) * 0.2, None) for i, size in enumerate(sizes)]
@@ -54,8 +58,9 @@ class Layer:
         out = torch.zeros(hidden.shape, dtype=torch.float64)
         for row, (experts, factors) in enumerate(zip(chosen.tolist(), weights, strict=True)):
             for expert, factor in zip(experts, factors, strict=True):
-                inner = multiply_gate(hidden[row : row + 1].double() @ self.up[expert].T, self.spec.activation)
-                out[row] += factor * (inner @ self.down[expert].T)[0]
+                (up, up_bias), (down, down_bias) = self.up[expert], self.down[expert]
+                inner = multiply_gate(hidden[row : row + 1].double() @ up.T + up_bias, self.spec.activation)
+                out[row] += factor * (inner @ down.T + down_bias)[0]
         return out
 
     def one_by_one(self) -> Callable[[int, Tensor], Tensor]:
@@ -110,11 +115,12 @@ def test_nan_stays_in_its_row(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BITS)
-@pytest.mark.parametrize("activation", [SILU, GELU_TANH])
+@pytest.mark.parametrize("activation", [SILU, GELU_TANH, SWIGLU_OAI])
 @pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
 def test_results_are_those_of_float64(name: str, activation: str, kind: str) -> None:
     dtype = torch.float32 if kind == "float32" else torch.bfloat16
-    layer = Layer(name, spec_of(activation=activation, shared_size=96), dtype, BITS[kind])
+    has_bias = activation == SWIGLU_OAI
+    layer = Layer(name, spec_of(activation=activation, shared_size=96, bias=has_bias), dtype, BITS[kind])
     for num_rows in (1, 2, 5, 40, 150):
         hidden = draw(num_rows, num_rows, HIDDEN_SIZE).to(dtype)
         choices, found = layer(hidden, draw(7, num_rows, 7))

@@ -1,0 +1,45 @@
+"""gpt-oss (arXiv:2508.10925): attention sinks, windows in every second layer, experts with biases and a clamped gate."""
+
+from dataclasses import replace
+
+from inflight.config.architecture import SILU, SWIGLU_OAI, LayerSpec, ModelArchitecture
+from inflight.config.families.expert_fields import NUM_EXPERTS, read_experts
+from inflight.config.families.family import Family
+from inflight.config.families.family_fields import FamilyFields
+
+_RENAMES = (
+    (".mlp.router.", ".mlp.gate."),
+    (".mlp.experts.gate_up_proj", ".mlp.experts.transposed.gate_up_proj"),
+    (".mlp.experts.down_proj", ".mlp.experts.transposed.down_proj"),
+)
+_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+_GATE = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # the only numbers that the kernels know
+
+
+def _parse(fields: FamilyFields) -> ModelArchitecture:
+    if not fields.has("rope_scaling") and not fields.has("rope_parameters"):
+        fields = fields.with_values({"rope_parameters": _ROPE})
+    for name, known in _GATE.items():
+        if fields.number(name, known) != known:
+            raise fields.refusal(f"{name}={fields.values[name]!r} is not supported; {known} is")
+    experts = read_experts(fields, size="intermediate_size", renormalizes=True)
+    if experts.activation != SILU:
+        raise fields.refusal(f"hidden_act={fields.text('hidden_act')!r} is not supported for {FAMILY.architecture}")
+    experts = replace(experts, activation=SWIGLU_OAI, bias=True, router=replace(experts.router, bias=True))
+    bias = fields.boolean("attention_bias", True)
+    attention = fields.attention(head_dim=64, theta=150000.0)
+    attention = replace(attention, has_sinks=True, qkv_bias=bias, output_bias=bias)
+    by_index = [index % 2 == 0 for index in range(fields.num_layers)]
+    windows = fields.windows(by_index, fields.window(128))
+    layers = fields.layers_with_windows(LayerSpec(mixer=attention, mlp=experts), windows)
+    return replace(fields.architecture(layers, eps=1e-5), renames=_RENAMES)
+
+
+FAMILY = Family(architecture="GptOssForCausalLM", model_type="gpt_oss", parse=_parse, reads=NUM_EXPERTS)
