@@ -168,8 +168,8 @@ class ScriptedWorker(WorkerBase):
         return {"a set": {1}, "an object": object(), "a lambda": lambda: 0}[what]
 
     def freeze(self) -> None:
-        """Keeps the interpreter's lock in a call into C, for a minute."""
-        ctypes.PyDLL(None).sleep(60)
+        """Keeps the interpreter's lock in a call into C, for an hour."""
+        ctypes.PyDLL(None).sleep(3600)
 
     def babble(self, rank: int) -> None:
         """Writes what is no frame into the stream of a worker process."""

@@ -45,12 +45,12 @@ class GoodStreams:
         self._url = url
         self._stop = threading.Event()
         self._errors: list[str] = []
-        with httpx.Client(base_url=url, timeout=60) as client:  # one after the other: nothing else runs
+        with httpx.Client(base_url=url, timeout=300) as client:  # one after the other: nothing else runs
             self._texts = [read_stream(client, index) for index in range(NUM_STREAMS)]
         assert len(set(self._texts)) == NUM_STREAMS
 
     def _run(self, index: int) -> None:
-        with httpx.Client(base_url=self._url, timeout=60) as client:
+        with httpx.Client(base_url=self._url, timeout=300) as client:
             while not self._stop.is_set():
                 try:
                     text = read_stream(client, index)

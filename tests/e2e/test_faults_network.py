@@ -23,8 +23,8 @@ from tests.e2e.two_machines import TwoMachines, two_machines, why_not
 
 FULL = os.environ.get("INFLIGHT_TEST_FULL") == "1"
 CUT_SECONDS = 10.0
-MAX_RECOVERY_SECONDS = 60.0
-SILENCE_SECONDS = 25.0  # longer than a link between a front end and a replica may be silent
+MAX_RECOVERY_SECONDS = 300.0
+SILENCE_SECONDS = 300.0  # a link may be silent for 15 s; the kernel alone would wait for a quarter of an hour
 CUTS = ("link down", "blackhole from a", "blackhole from b")
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -73,7 +73,7 @@ def machines_with_replicas() -> Iterator[TwoMachines]:
 
 
 def engines_of(server: FaultServer) -> dict[str, str]:
-    with contextlib.closing(http.client.HTTPConnection(*server.address, timeout=60)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(*server.address, timeout=300)) as connection:
         connection.request("GET", "/ready")
         found: dict[str, str] = json.loads(connection.getresponse().read())["engines"]
         return found

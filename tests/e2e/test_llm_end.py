@@ -42,7 +42,7 @@ def test_an_engine_ends_with_its_last_reference(backend: type[Any], end: str) ->
         llm.itself = llm
     llm = llm_of(backend) if end == "another" else None
     gc.collect()
-    assert have_ended(new, 60)
+    assert have_ended(new)
     if llm is not None:
         assert len(llm.generate([[5, 6]], FIVE, use_tqdm=False)) == 1
         llm.close()

@@ -157,7 +157,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     name_fim_tokens(folder / "tokenizer.json")
     args = demo_args(model=str(folder), chat_template=TEMPLATE, scheduling_policy="priority", reasoning_config=TAGS)
     settings = ServerSettings(served_model_names=(MODEL, "another-name"), tool_call_parser="hermes")
-    with running_server(args, settings) as running, httpx.Client(base_url=running.url, timeout=60) as made:
+    with running_server(args, settings) as running, httpx.Client(base_url=running.url, timeout=300) as made:
         yield made
 
 
@@ -214,7 +214,7 @@ def outcome(client: httpx.Client, path: str, body: dict[str, Any]) -> object:
 def test_variables_of_the_template_that_the_operator_sets() -> None:
     args = demo_args(chat_template=TEMPLATE, override_generation_config={"max_new_tokens": 1})
     settings = ServerSettings(default_chat_template_kwargs={"mood": "sad"})
-    with running_server(args, settings) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+    with running_server(args, settings) as running, httpx.Client(base_url=running.url, timeout=300) as client:
 
         def tokens(**more: Any) -> Any:
             return client.post("/tokenize", json={"messages": ASKED, **more}).json()["tokens"]
@@ -284,7 +284,7 @@ def test_a_priority_is_taken(client: httpx.Client) -> None:
 def test_usage_can_be_forced() -> None:
     """Whoever bills by usage wants it of every stream."""
     settings = ServerSettings(enable_force_include_usage=True)
-    with running_server(settings=settings) as server, httpx.Client(base_url=server.url, timeout=60) as other:
+    with running_server(settings=settings) as server, httpx.Client(base_url=server.url, timeout=300) as other:
         for path in MODELS:
             asked: dict[str, Any] = {"messages": ASKED} if path == CHAT else {"prompt": PROMPT}
             for options in ({}, {"stream_options": {"include_usage": False}}):

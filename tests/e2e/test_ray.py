@@ -134,7 +134,7 @@ def own_cluster(folder: Path, *cpus: int) -> Iterator[int]:
             yield keeper
         finally:
             os.kill(keeper, signal.SIGTERM)
-            assert have_ended([keeper], 120)
+            assert have_ended([keeper])
 
 
 @contextlib.contextmanager
@@ -183,11 +183,11 @@ def test_the_ranks_go_on_without_the_head(tmp_path: Path, monkeypatch: pytest.Mo
     with own_cluster(tmp_path, 2) as keeper, running() as executor:
         pids, talks = pids_of(executor), ray_pid(executor)
         kill_all(keeper, "/gcs_server")
-        assert have_ended([talks], 120), "Ray ends the processes that use it"
+        assert have_ended([talks]), "Ray ends the processes that use it"
         for _ in range(3):
             run_step(executor)
         assert pids_of(executor) == pids
-    assert have_ended(pids, 60)
+    assert have_ended(pids)
 
 
 CALLER = """

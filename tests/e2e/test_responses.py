@@ -69,7 +69,7 @@ def client(url: str) -> Iterator[OpenAI]:
 
 @pytest.fixture(scope="module")
 def http(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=60) as made:
+    with httpx.Client(base_url=url, timeout=300) as made:
         yield made
 
 

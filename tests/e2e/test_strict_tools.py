@@ -47,7 +47,7 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    with running_server() as server, httpx.Client(base_url=server.url, timeout=60) as made:
+    with running_server() as server, httpx.Client(base_url=server.url, timeout=300) as made:
         yield made
 
 

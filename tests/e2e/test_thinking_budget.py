@@ -125,7 +125,7 @@ def client() -> Iterator[httpx.Client]:
     args = demo_args(
         chat_template=TEMPLATE, max_model_len=256, reasoning_budget=BUDGET, reasoning_budget_message=MESSAGE
     )
-    with running_server(args) as running, httpx.Client(base_url=running.url, timeout=60) as made:
+    with running_server(args) as running, httpx.Client(base_url=running.url, timeout=300) as made:
         yield made
 
 
@@ -203,7 +203,7 @@ def test_the_other_apis_bound_the_same_reasoning(client: httpx.Client) -> None:
 
 
 def test_what_cannot_be_bounded_is_refused_or_reported() -> None:
-    with running_server() as plain, httpx.Client(base_url=plain.url, timeout=60) as client:
+    with running_server() as plain, httpx.Client(base_url=plain.url, timeout=300) as client:
         for path, fields, param in (
             ("chat/completions", {"thinking_token_budget": 5}, "thinking_token_budget"),
             ("chat/completions", {"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),

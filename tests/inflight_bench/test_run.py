@@ -60,8 +60,9 @@ def test_latencies_counts_and_names(tmp_path: Path) -> None:
     assert all(ttft >= FIRST_SECONDS for ttft in result["ttfts"])
     assert all(len(itls) == 4 for itls in result["itls"])
     assert result["mean_itl_ms"] == pytest.approx(1e3 * statistics.mean(itl for itls in result["itls"] for itl in itls))
-    assert result["mean_itl_ms"] >= TOKEN_SECONDS * 1e3 * 0.9
-    assert result["mean_tpot_ms"] >= TOKEN_SECONDS * 1e3 * 0.9
+    # a token that is read late is near the next one, so only the time of the last token has a bound
+    assert all(ttft + sum(itls) >= least for ttft, itls in zip(result["ttfts"], result["itls"], strict=True))
+    assert result["mean_tpot_ms"] >= result["mean_itl_ms"] * 0.999
     assert result["median_e2el_ms"] >= least * 1e3
     assert result["duration"] >= 2 * least  # two rounds of three
     assert max(result["queue_times"]) >= least * 0.9

@@ -38,8 +38,12 @@ class Batch(msgspec.Struct, array_like=True):
     data_parallel_rank: int | None = None
 
 
-def connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, replica: int = 0) -> zmq.Socket[bytes]:
+def connect(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, replica: int = 0, *, max_waiting: int = 1000
+) -> zmq.Socket[bytes]:
+    """`max_waiting`: messages that may wait until they are read; 0: any number."""
     opened = context.socket(kind)
+    opened.setsockopt(zmq.RCVHWM, max_waiting)
     opened.setsockopt(zmq.RCVTIMEO, MILLISECONDS)
     port = int(endpoint.rpartition(":")[2]) + replica
     opened.connect(f"tcp://127.0.0.1:{port}")

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.robustness.fault_server import descendants
+from tests.support.waits import MOST_SECONDS
 
 
 def exists(pid: int) -> bool:
@@ -18,7 +19,7 @@ def exists(pid: int) -> bool:
         return False
 
 
-def have_ended(pids: Iterable[int], seconds: float) -> bool:
+def have_ended(pids: Iterable[int], seconds: float = MOST_SECONDS) -> bool:
     """Wait until none of them exists any more. Any process may ask, not only the parent."""
     for pid in pids:
         try:

@@ -28,7 +28,7 @@ COMMANDS = Path(sys.executable).parent
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(each) for each in command], capture_output=True, text=True, timeout=60)
+    return subprocess.run([str(each) for each in command], capture_output=True, text=True, timeout=300)
 
 
 MANIFESTS = {  # file -> its objects, as (kind, name)

@@ -47,6 +47,6 @@ def test_a_process_that_has_ended_listens_nowhere() -> None:
     with subprocess.Popen(["sleep", "300"]) as process:
         assert listening_hosts([process.pid]) == set()
         process.kill()
-        assert have_ended([process.pid], 300)
+        assert have_ended([process.pid])
         assert listening_hosts([process.pid]) == set()
     assert listening_hosts([process.pid]) == set()

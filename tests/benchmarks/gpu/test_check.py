@@ -22,6 +22,7 @@ from benchmarks.gpu.trace import Gap, Kernel, gaps_of, idleness, kernel_shares, 
 from benchmarks.speed.roofline import Needs
 from inflight.config.parse_architecture import parse_architecture
 from inflight.hub import read_config
+from tests.support.enough_time import with_enough_time
 
 ROOT = Path(__file__).parents[3]
 TERABYTE = 1e12
@@ -158,11 +159,15 @@ def test_a_figure_that_fails_fails_its_part() -> None:
 
 
 def test_a_part_that_hangs_is_killed_with_its_processes() -> None:
-    start = time.monotonic()
     text = "import subprocess\nprint('hanging', flush=True)\nsubprocess.run(['sleep', '600'])"
-    result, _ = run(script(text), limit_seconds=1.5)
-    assert time.monotonic() - start < 300
-    assert (result.status, result.failures) == ("out of time", ["still running: hanging"])
+
+    def check(seconds: float) -> None:
+        start = time.monotonic()
+        result, _ = run(script(text), limit_seconds=seconds)
+        assert time.monotonic() - start < 300
+        assert (result.status, result.failures) == ("out of time", ["still running: hanging"])
+
+    with_enough_time(check, first=1.5)  # the line must have come
 
 
 def test_the_lines_of_pytest_are_read() -> None:
@@ -211,6 +216,6 @@ def test_the_command_on_a_cpu(tmp_path: Path) -> None:
     assert {"floor_ms", "share_of_bandwidth"} <= set(found["table"]["qwen3-0.6b/decode/1"])
     assert json.loads((tmp_path / "gpu_check.json").read_text())["table"] == found["table"]
     assert "matrix_peak" in (tmp_path / "gpu_check.log").read_text()
-    refused = run_command([*command, "--only", "nothing"], timeout=60)
+    refused = run_command([*command, "--only", "nothing"], timeout=300)
     assert refused.returncode == 2
     assert "there is no part nothing; there are ceilings" in refused.stderr

@@ -117,7 +117,7 @@ def test_two_nodes_are_one_executor(port: int) -> None:
         output, errors = other.communicate(timeout=300)
         assert (other.returncode, output) == (0, "")
         assert "ranks 2 to 3 of 4 run on this node" in errors
-        assert have_ended(pids, 60)
+        assert have_ended(pids)
     with socket.create_server(("127.0.0.1", port)):
         pass  # nobody listens any more
 
@@ -135,7 +135,7 @@ def test_the_death_of_a_remote_rank_is_known_at_once(port: int, victim: str) -> 
             future.result(timeout=300)
         assert time.monotonic() - start < 60
         executor.shutdown()
-        assert have_ended(pids, 60)
+        assert have_ended(pids)
         _, errors = other.communicate(timeout=300)
         if victim == "worker":
             assert re.search(
@@ -149,7 +149,7 @@ MASTER = f"""
     from inflight.executor.multiproc import MultiprocExecutor
     executor = MultiprocExecutor(two_node_config(int(sys.argv[2]), host=sys.argv[1], budget=float(sys.argv[3])), "{SCRIPTED}")
     print(*executor.collective_rpc("pid"))
-    time.sleep(60)
+    time.sleep(3600)
 """
 
 
@@ -161,7 +161,7 @@ def test_no_remote_rank_outlives_the_engine(port: int) -> None:
         assert master.stdout is not None
         pids = [int(pid) for pid in master.stdout.readline().split()]
         master.kill()
-        assert have_ended(pids, 60)
+        assert have_ended(pids)
         _, errors = other.communicate(timeout=300)
         assert other.returncode == 1
         assert "error: rank 1 has lost node 0" in errors
@@ -172,7 +172,7 @@ def test_an_interrupted_node_leaves_nothing(port: int) -> None:
         executor = MultiprocExecutor(two_node_config(port), SCRIPTED)
         pid = executor.collective_rpc("pid")[1]
         other.send_signal(signal.SIGINT)
-        assert have_ended([pid], 60)
+        assert have_ended([pid])
         assert other.wait(300) == 130
         with pytest.raises(WorkerDiedError):
             executor.check_health()
@@ -416,7 +416,7 @@ def test_the_last_ranks_of_a_node_do_not_stay(port: int, monkeypatch: pytest.Mon
     pids = executor.collective_rpc("pid")
     os.kill(pids[3], signal.SIGSTOP)
     executor.shutdown()
-    assert have_ended(pids, 60)
+    assert have_ended(pids)
     assert run.exception(timeout=300) is None
 
 
@@ -436,7 +436,7 @@ def test_a_lost_rank_does_not_hold_up_the_end_of_its_node(port: int, monkeypatch
     assert has_tried.wait(300)
     executor.shutdown()
     assert run.exception(timeout=250) is None
-    assert have_ended(pids, 60)
+    assert have_ended(pids)
 
 
 def test_a_lost_rank_of_another_node_is_replaced_there(port: int) -> None:
@@ -535,5 +535,5 @@ def test_a_cut_link_is_noticed_within_the_budget(two_machines: tuple[str, str], 
             assert "its stream was lost: Connection timed out" in text
         assert master.wait(300) == 0
         assert other.wait(300) == 1  # the other node has noticed by itself
-        assert have_ended(pids, 60)
+        assert have_ended(pids)
         other.communicate()

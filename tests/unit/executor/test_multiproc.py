@@ -71,7 +71,7 @@ def test_what_was_sent_before_a_death_is_not_lost(executor: MultiprocExecutor) -
 
     def read_nothing_until_all_are_dead() -> None:
         is_blocked.set()
-        have_ended(pids, 60)
+        have_ended(pids)
 
     executor._io.call_soon(read_nothing_until_all_are_dead)
     assert is_blocked.wait(300)
@@ -115,7 +115,7 @@ def test_a_payload_for_a_stopped_rank_stalls_nobody() -> None:
         start = time.monotonic()
         for _ in range(3):
             executor.collective_rpc("echo", (b"x" * 10_000_000,), non_block=True, unique_reply_rank=1)
-        assert executor.collective_rpc("pid", unique_reply_rank=1, timeout=60) == pids[1]
+        assert executor.collective_rpc("pid", unique_reply_rank=1, timeout=300) == pids[1]
         assert time.monotonic() - start < 60
         os.kill(pids[0], signal.SIGCONT)
         assert pids_of(executor) == pids
@@ -274,7 +274,7 @@ def test_a_rank_that_sends_garbage_is_ended(executor: MultiprocExecutor) -> None
         WorkerDiedError, match=r"rank 1 was lost \(it sent a damaged frame: .*does not speak our protocol"
     ):
         executor.collective_rpc("babble", (1,))
-    assert have_ended([pids[1]], 60)
+    assert have_ended([pids[1]])
 
 
 @pytest.mark.parametrize("what", ["reply", "ready"])
@@ -284,7 +284,7 @@ def test_a_rank_that_speaks_for_another_is_ended(executor: MultiprocExecutor, wh
         WorkerDiedError, match=r"rank 1 was lost \(it sent a message of type R\w+, which is not allowed now"
     ):
         executor.collective_rpc("forge", (1, what))
-    assert have_ended([pids[1]], 60)
+    assert have_ended([pids[1]])
 
 
 def test_a_new_process_has_missed_no_pings() -> None:

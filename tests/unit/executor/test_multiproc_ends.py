@@ -101,9 +101,9 @@ ENGINE = f"""
     executor = MultiprocExecutor(engine_config(tensor_parallel_size=2, backend="mp"), "{SCRIPTED}")
     print(*executor.collective_rpc("pid"))
     if sys.argv[1] == "busy":
-        executor.collective_rpc("sleep", (None, 60), non_block=True)
+        executor.collective_rpc("sleep", (None, 3600), non_block=True)
     if sys.argv[1] != "leave":
-        time.sleep(60)
+        time.sleep(3600)
 """
 
 
@@ -114,7 +114,7 @@ def test_no_worker_outlives_an_engine_that_is_killed(state: str) -> None:
         pids = [int(pid) for pid in engine.stdout.readline().split()]
         assert len(pids) == 2
         engine.kill()
-        assert have_ended(pids, 60)
+        assert have_ended(pids)
 
 
 def test_no_worker_outlives_an_engine_that_forgets_to_shut_down() -> None:
@@ -122,7 +122,7 @@ def test_no_worker_outlives_an_engine_that_forgets_to_shut_down() -> None:
         assert engine.stdout is not None
         pids = [int(pid) for pid in engine.stdout.readline().split()]
         assert engine.wait(300) == 0
-        assert have_ended(pids, 60)
+        assert have_ended(pids)
 
 
 @pytest.mark.parametrize("seconds", [0.02, 0.06, 0.15])
@@ -138,21 +138,21 @@ def test_no_worker_outlives_an_engine_that_is_killed_while_it_starts(seconds: fl
         time.sleep(seconds)
         pids = children(engine.pid)
         engine.kill()
-        assert have_ended(pids, 60), "a worker that imports sees the end of its stream when it has done so"
+        assert have_ended(pids), "a worker that imports sees the end of its stream when it has done so"
 
 
 def test_a_worker_ends_with_its_engine_also_in_a_call_that_keeps_the_interpreter() -> None:
     """The inbox thread cannot run then: the kernel does it."""
     script = ENGINE.replace(
-        "time.sleep(60)",
-        "executor.collective_rpc('freeze', non_block=True); time.sleep(0.2); print('frozen'); time.sleep(60)",
+        "time.sleep(3600)",
+        "executor.collective_rpc('freeze', non_block=True); time.sleep(0.2); print('frozen'); time.sleep(3600)",
     )
     with run_script(script, "idle") as engine:
         assert engine.stdout is not None
         pids = [int(pid) for pid in engine.stdout.readline().split()]
         assert engine.stdout.readline() == "frozen\n"
         engine.kill()
-        assert have_ended(pids, 60)
+        assert have_ended(pids)
 
 
 def test_a_worker_ends_with_its_stream_while_it_computes() -> None:
@@ -168,9 +168,9 @@ def test_a_worker_ends_with_its_stream_while_it_computes() -> None:
     assert isinstance(stream.receive(), Listening)
     stream.send(JoinEpoch(epoch=0, rendezvous=None))
     assert stream.receive() == Ready(rank=0)
-    stream.send(RpcCall(epoch=0, call_id=0, method="sleep", args=(0, 60), kwargs={}))
+    stream.send(RpcCall(epoch=0, call_id=0, method="sleep", args=(0, 3600), kwargs={}))
     stream.close()
-    assert wait_for_end([process], 30) == []  # its call sleeps for 60 s
+    assert wait_for_end([process], 300) == []  # its call sleeps for an hour
     assert process.exit_code == EXIT_STREAM_ENDED
     process.close()
 

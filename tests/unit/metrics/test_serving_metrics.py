@@ -348,7 +348,7 @@ def test_several_front_ends_add_up(tmp_path: Path) -> None:
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     for index in range(3):
         command = [sys.executable, "-c", FRONT_END, str(index)]
-        printed = run_python(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+        printed = run_python(command, env=environment, capture_output=True, text=True, check=True, timeout=300).stdout
     values = {(name, *(f"{k}={v}" for k, v in labels)): value for name, labels, value in json.loads(printed)}
     for prefix in (PREFIX, "vllm:"):
         assert values[prefix + "generation_tokens_total",] == 15

@@ -75,7 +75,7 @@ def test_when_the_front_end_is_killed_the_engine_ends() -> None:
             stream = await submit(engine, "a", "x", endless())
             await stream.__anext__()
             print("up", flush=True)
-            await asyncio.sleep(60)
+            await asyncio.sleep(3600)
     asyncio.run(main())
     """
     process = run_script(script)
@@ -85,7 +85,7 @@ def test_when_the_front_end_is_killed_the_engine_ends() -> None:
         engines = children(process.pid)
         assert len(engines) == 1
         process.kill()
-        assert have_ended(engines, 60)
+        assert have_ended(engines)
     finally:
         process.kill()
         process.communicate()
@@ -230,7 +230,7 @@ def test_outputs_that_cannot_be_sent_end_the_engines_process() -> None:
     from inflight.processes.streams import BlockingStream
     ours, theirs = socket.socketpair()
     Outbox(BlockingStream(ours), "outbox").send("no message")
-    time.sleep(5)
+    time.sleep(3600)
     """
     process = run_script(script)
     assert "cannot be sent" in process.communicate(timeout=300)[1]

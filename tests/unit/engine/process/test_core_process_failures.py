@@ -120,7 +120,7 @@ def test_a_front_end_that_comes_while_the_engine_starts_hears_why_it_could_not()
     server.say_goodbye()
     assert BlockingStream(theirs).receive((EngineStartFailed,)) == failed
     theirs.close()
-    assert server._arrivals.get(timeout=60) is not None  # the thread that reads has ended
+    assert server._arrivals.get(timeout=300) is not None  # the thread that reads has ended
     ours.close()
 
 

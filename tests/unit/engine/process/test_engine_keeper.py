@@ -138,7 +138,7 @@ def test_an_engine_that_is_closed_while_it_replaces_its_process_leaves_no_socket
 
     def stop(processes: Iterable[ChildProcess], seconds: float) -> None:
         stopping.set()
-        may_stop.wait(60)
+        may_stop.wait(300)
         stop_processes(processes, seconds)
 
     async def test() -> None:

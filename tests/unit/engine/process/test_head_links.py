@@ -42,7 +42,7 @@ def test_a_thread_that_cannot_go_on_ends_the_process(
 
     monkeypatch.setattr(head_links, "join_head", join)
     HeadLinks(config_of_replica(1), lambda _link, _deaths: None)
-    assert exits.get(timeout=60) == EXIT_FAILED
+    assert exits.get(timeout=300) == EXIT_FAILED
     assert "can't start new thread" in caplog.text
 
 
@@ -58,16 +58,16 @@ def test_a_lost_link_is_made_again_and_the_process_ends_with_its_head(exits: que
         replica.start()
         config = config_of_replica(port, seconds=300.0)
         HeadLinks(config, lambda link, num_deaths: links.put(link))
-        first, second = [await asyncio.to_thread(links.get, timeout=60) for _ in front_ends]
+        first, second = [await asyncio.to_thread(links.get, timeout=300) for _ in front_ends]
         assert (first.index, second.index) == (0, 1)
         await until(lambda: replica.spare is not None)
         second.on_end()  # as the thread does that reads from it
-        again = await asyncio.to_thread(links.get, timeout=60)
+        again = await asyncio.to_thread(links.get, timeout=300)
         assert again.index == 1 and len(front_ends[1].sockets) == 2
         await until(lambda: replica.spare is not None)
         object.__setattr__(config.fault_tolerance, "engine_recovery_timeout_sec", 0.5)
         await replica.close()
-        assert await asyncio.to_thread(exits.get, timeout=60) == EXIT_HEAD_LOST
+        assert await asyncio.to_thread(exits.get, timeout=300) == EXIT_HEAD_LOST
         for link in (first, second, again):
             link.outbox.close(1.0)
             link.stream.close()
@@ -102,7 +102,7 @@ def test_a_link_that_ends_while_the_spare_connection_is_made(
     taken: list[FrontEndLink] = []
     monkeypatch.setattr(head_links, "join_head", join)
     links.append(HeadLinks(config_of_replica(1), lambda link, _: taken.append(link)))
-    assert exits.get(timeout=60) == EXIT_HEAD_LOST  # before the test ends, as then `os._exit` is the real one again
+    assert exits.get(timeout=300) == EXIT_HEAD_LOST  # before the test ends, as then `os._exit` is the real one again
     assert joined == [frozenset(), frozenset({7}), frozenset()]
     assert ends[1].recv(4) == b""  # it was closed at once
     taken[0].outbox.close(1.0)

@@ -232,20 +232,20 @@ def test_a_port_that_is_taken() -> None:
 
 def test_peers_that_do_not_read_take_little_memory_and_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """One answer at a time is in memory; an answer that nobody reads ends."""
-    monkeypatch.setattr(kv_event_publisher, "MAX_UNREAD_SECONDS", 0.2)
+    monkeypatch.setattr(kv_event_publisher, "MAX_UNREAD_SECONDS", 0.5)
     with published(buffer_steps=2000) as (publisher, context, config):
         for number in range(1, 2000):
             publisher.publish([blocks_stored(number, None, list(range(1000)))])
         assert config.replay_endpoint is not None
         deaf = []
-        for _ in range(5):
-            deaf.append(connect(context, zmq.DEALER, config.replay_endpoint))
-            deaf[-1].setsockopt(zmq.RCVHWM, 1)
+        for _ in range(3):
+            deaf.append(connect(context, zmq.DEALER, config.replay_endpoint, max_waiting=1))
             deaf[-1].send_multipart([b"", bytes(8)])
-        reader = connect(context, zmq.DEALER, config.replay_endpoint)
+        # a thread of zmq reads for it, so it need not be quick
+        reader = connect(context, zmq.DEALER, config.replay_endpoint, max_waiting=0)
         found = replayed(reader, 5)
         assert [number for number, _ in found] == list(range(5, 2000))
-        assert len(publisher._asking) + len(publisher._answer) <= 5 + 2001
+        assert len(publisher._asking) + len(publisher._answer) <= 3 + 2001
         assert [number for number, _ in replayed(reader, 1990)] == list(range(1990, 2000)), "and again"
 
 

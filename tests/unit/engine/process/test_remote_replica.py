@@ -358,7 +358,7 @@ def test_strangers_harm_nothing(kind: str, monkeypatch: pytest.MonkeyPatch, capl
                     while await asyncio.to_thread(stranger.recv, 100):
                         pass
         assert not early.sockets
-        monkeypatch.setattr(acceptor_module, "MAX_HELLO_SECONDS", 60.0)
+        monkeypatch.setattr(acceptor_module, "MAX_HELLO_SECONDS", 300.0)
         made = await joined(port)
         await until(lambda: bool(early.sockets))
         await replica.close()

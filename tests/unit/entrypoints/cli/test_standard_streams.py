@@ -28,5 +28,5 @@ def test_closed_streams_are_opened_and_are_empty(closing: str, closed: str) -> N
 
 
 def test_python_runs_the_package_as_the_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "inflight", "--version"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "inflight", "--version"], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.strip()

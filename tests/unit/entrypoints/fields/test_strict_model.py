@@ -119,13 +119,17 @@ def test_many_and_long_names_cost_little() -> None:
     parts = [{"type": "text", "text": "x", "x": 1}] * 40_000
     body: dict[str, Any] = {"messages": [{"role": "user", "content": parts}], "é" * 2**20: 1}
     body |= {f"key{i}": 1 for i in range(50_000)}
-    start = time.thread_time()
-    model = ChatCompletionRequest.model_validate(body)
-    seconds = time.thread_time() - start
     fields = IgnoredFields(is_strict=False)
-    names = fields.take_out(model)
-    ((_, value),) = fields.header(names).items()
-    assert time.thread_time() - start < 3 * seconds, "usually half of what the validation takes"
+    for _ in range(10):  # a garbage collection may take as long
+        start = time.thread_time()
+        model = ChatCompletionRequest.model_validate(body)
+        middle = time.thread_time()
+        names = fields.take_out(model)
+        ((_, value),) = fields.header(names).items()
+        if time.thread_time() - middle < 2 * (middle - start):
+            break
+    else:
+        pytest.fail("it usually takes half of the time that the validation takes")
     assert len(names) == MAX_NAMES + 1
     assert value.endswith(", and more")
     assert len(value) < MAX_NAMES * (MAX_NAME_LENGTH + 2) + 30

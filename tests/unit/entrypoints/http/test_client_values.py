@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from inflight.entrypoints.anthropic import protocol as anthropic
 from inflight.entrypoints.fields.strict_model import StrictModel
 from inflight.entrypoints.ollama import protocol as ollama
+from inflight.entrypoints.openai import protocol as openai
 from inflight.entrypoints.responses_api import protocol as responses
 from tests.unit.entrypoints.api_client import MAX_MODEL_LEN, MODEL, Api, serving
 
@@ -29,7 +30,7 @@ BASE: dict[str, dict[str, Any]] = {
     MESSAGES: {"model": MODEL, "max_tokens": 20, **HELLO},
     OLLAMA: HELLO,
 }
-API_PROTOCOLS = (anthropic, ollama, responses)  # the imports make all models known
+API_PROTOCOLS = (anthropic, ollama, openai, responses)  # the imports make all models known, whatever other tests import
 
 
 @pytest.fixture(scope="module")

@@ -116,7 +116,7 @@ class Scene:
 
 
 def play(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60.0))
+    asyncio.run(asyncio.wait_for(test(), 300))
 
 
 def test_one_that_says_why_it_cannot_start_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
