@@ -11,8 +11,9 @@ def lower_priority(niceness: int) -> None:
     nothing: only Linux has priorities of threads; elsewhere it would be the priority of the whole process.
 
     Args:
-        niceness: 0 (no change) to 19, as in nice(2).
+        niceness: how much nicer than now, 0 (no change) to 19, as in nice(2).
     """
     if niceness and sys.platform == "linux":
+        thread = threading.get_native_id()
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from inflight.config.architecture import GatedMlpSpec, LayerSpec, ModelArchitecture
 from inflight.config.engine import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from inflight.config.mixers import AttentionSpec, RopeConfig
 from inflight.config.reasoning import ReasoningConfig
 from inflight.interface.kv_cache import KVCacheConfig
 from inflight.interface.step import SchedulerOutput
+from tests.support.plans import step_plan
 
 
 def engine_config(
@@ -70,16 +69,7 @@ def engine_config(
 
 def plan(step_id: int, request_ids: tuple[str, ...] = ("req-a", "req-b")) -> SchedulerOutput:
     count = len(request_ids)
-    return SchedulerOutput(
-        step_id=step_id,
-        new_requests=(),
-        request_ids=request_ids,
-        slots=np.arange(count, dtype=np.int32),
-        num_computed_tokens=np.full(count, 7, dtype=np.int32),
-        num_scheduled_tokens=np.ones(count, dtype=np.int32),
-        samples=np.ones(count, dtype=np.bool_),
-        block_table_deltas=(),
-    )
+    return step_plan(range(count), [7] * count, [1] * count, [True] * count, step_id=step_id, request_ids=request_ids)
 
 
 def kv_cache_config(num_blocks: int) -> KVCacheConfig:

@@ -32,9 +32,10 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def modes_of(index: int) -> list[str]:
-    """All for the first configuration of a family; for the others `make test` leaves out those that differ from "preempted",
-    which cuts prompts into chunks too, or "batched", which computes them whole, in the scheduler only."""
-    return list(MODES) if FULL or index == 0 else ["batched", "preempted"]
+    """All for the first configuration of a family; for the others `make test` has only "preempted", which cuts prompts into
+    chunks, and computes sequences again. Those modes that compute a prompt whole differ from it in the scheduler only, and in
+    the attention over a whole prompt, which test_model_parity.py compares for every configuration."""
+    return list(MODES) if FULL or index == 0 else ["preempted"]
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +48,17 @@ def prompts() -> list[list[int]]:
     return [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in PROMPT_LENGTHS]
 
 
-def one_sequence_bytes(llm: LLM) -> int:
+def one_sequence_bytes(folder: Path) -> int:
     """The smallest KV cache that the engine accepts."""
-    groups = llm.llm_engine.core.kv_cache_config.groups
-    blocks = blocks_per_sequence(groups, num_tokens=MAX_MODEL_LEN, max_step_tokens=MAX_STEP_TOKENS)
-    return (1 + blocks) * llm.llm_engine.core.kv_cache_config.block_bytes
+    with make(folder, 1 << 25) as llm:
+        config = llm.llm_engine.core.kv_cache_config
+    blocks = blocks_per_sequence(config.groups, num_tokens=MAX_MODEL_LEN, max_step_tokens=MAX_STEP_TOKENS)
+    return (1 + blocks) * config.block_bytes
+
+
+def make(folder: Path, memory: int, **arguments: Any) -> LLM:
+    fixed: dict[str, Any] = {"skip_tokenizer_init": True, "max_model_len": MAX_MODEL_LEN, "dtype": "float32"}
+    return LLM(str(folder), kv_cache_memory_bytes=memory, **fixed, **arguments)
 
 
 @pytest.mark.parametrize(("family", "index"), CASES)
@@ -59,17 +66,9 @@ def test_tokens_equal_those_of_transformers(root: Path, family: str, index: int)
     folder = write_model(FAMILY_CONFIGS[family][index], root / f"{family}-{index}", seed=index)
     truth, comparison = reference_model(folder), Comparison()
     known: dict[tuple[int, ...], list[int]] = {}  # prompt -> an output that has been compared
-    least_bytes = 1 << 25
     for mode, arguments in ((mode, MODES[mode]) for mode in modes_of(index)):
-        memory = least_bytes if mode == "preempted" else 1 << 25
-        with LLM(
-            str(folder),
-            skip_tokenizer_init=True,
-            max_model_len=MAX_MODEL_LEN,
-            dtype="float32",
-            kv_cache_memory_bytes=memory,
-            **arguments,
-        ) as llm:
+        memory = one_sequence_bytes(folder) if mode == "preempted" else 1 << 25
+        with make(folder, memory, **arguments) as llm:
             outputs = llm.generate(prompts(), GREEDY, use_tqdm=False)
             again = llm.generate(prompts(), GREEDY, use_tqdm=False)  # now from the prefix cache
             for output in outputs + again:
@@ -81,7 +80,6 @@ def test_tokens_equal_those_of_transformers(root: Path, family: str, index: int)
             scheduler = llm.llm_engine.core.scheduler
             if mode == "batched":
                 assert again[-1].num_cached_tokens >= 660  # of 700; blocks of recurrent models are longer
-                least_bytes = one_sequence_bytes(llm)
             if mode == "preempted" and None in {
                 g.spec.sliding_window for g in llm.llm_engine.core.kv_cache_config.groups
             }:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.e2e.identity import Engines, Event, Features, compare, make_params, run_example, run_schedule
 from tests.support.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE, write_model
 
-NUM_EXAMPLES = 1000 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 20
+NUM_EXAMPLES = 1000 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 14
 MAX_TOKENS = 12
 # (family, configuration, block size): head_dim 16 in blocks of 16 goes to the C++ attention kernel, others to plain torch
 MODELS = {

@@ -55,22 +55,32 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    index, block_size = MODELS[request.param]
-    config = copy.deepcopy(FAMILY_CONFIGS[request.param][index])
+def written(family: str, root: Path) -> Path:
+    config = copy.deepcopy(FAMILY_CONFIGS[family][MODELS[family][0]])
     config.num_hidden_layers = NUM_LAYERS
     if getattr(config, "layer_types", None):
         config.layer_types = (config.layer_types * NUM_LAYERS)[:NUM_LAYERS]
-    folder = write_model(config, tmp_path_factory.mktemp("parallel") / "model", seed=1)
+    folder = write_model(config, root / "model", seed=1)
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == VOCAB_SIZE
-    found = Engines(folder, block_size)
+    return folder
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    found = Engines(written(request.param, tmp_path_factory.mktemp("parallel")), MODELS[request.param][1])
     found.llm(PLAIN)
     yield found
     found.close()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+# what does not depend on the family: of attention, and of recurrent layers, whose states a step changes in place
+@pytest.fixture(scope="module", params=["llama", "qwen3_5"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(request.param, tmp_path_factory.mktemp("parallel"))
+
+
+# without "full": `pp3` and `tp2-pp2` have all that `pp2` has
+@pytest.mark.parametrize("layout", ["tp2", "pp3", "tp2-pp2", pytest.param("pp2", marks=pytest.mark.full)])
 def test_tokens_do_not_depend_on_the_layout(engines: Engines, layout: str) -> None:
     run_examples(engines, {**LAYOUTS[layout], "distributed_executor_backend": "uni"}, FEATURES, NUM_EXAMPLES)
 
@@ -127,10 +137,10 @@ def make(folder: Path, **arguments: Any) -> LLM:
 
 @pytest.mark.parametrize("layout", ["tp2", "pp2", "tp2-pp2"])
 def test_after_a_step_that_fails_on_one_rank_the_tokens_are_the_same(
-    engines: Engines, monkeypatch: pytest.MonkeyPatch, layout: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
     """The other ranks wait for the one that failed. They leave their groups, and all meet again; no rank is replaced."""
-    llm = make(engines.folder, **LAYOUTS[layout])
+    llm = make(folder, **LAYOUTS[layout])
     prompts, params = [[3, 4, 5], [6] * 20], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
     executor: Any = llm.llm_engine.executor  # Any: its threads are private
@@ -153,10 +163,10 @@ def test_after_a_step_that_fails_on_one_rank_the_tokens_are_the_same(
 
 
 def test_without_fault_tolerance_a_step_that_fails_on_one_rank_fails_the_engine_at_once(
-    engines: Engines, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other ranks wait for the one that failed: they are freed, and what is raised is that rank's error, not theirs."""
-    llm = make(engines.folder, tensor_parallel_size=2, pipeline_parallel_size=2, enable_fault_tolerance=False)
+    llm = make(folder, tensor_parallel_size=2, pipeline_parallel_size=2, enable_fault_tolerance=False)
     llm.generate([[3, 4, 5]], SamplingParams(max_tokens=2), use_tqdm=False)
     executor: Any = llm.llm_engine.executor  # Any: its threads are private
     runner = executor._ranks[3].loop._worker.runner
@@ -172,9 +182,9 @@ def test_without_fault_tolerance_a_step_that_fails_on_one_rank_fails_the_engine_
     llm.close()
 
 
-def test_memory_is_measured_on_every_rank(engines: Engines) -> None:
+def test_memory_is_measured_on_every_rank(folder: Path) -> None:
     llm = LLM(
-        str(engines.folder),
+        str(folder),
         skip_tokenizer_init=True,
         dtype="float32",
         max_model_len=64,
@@ -195,8 +205,8 @@ def test_memory_is_measured_on_every_rank(engines: Engines) -> None:
     llm.close()
 
 
-def test_measuring_memory_leaves_the_cache_of_a_running_engine_alone(engines: Engines) -> None:
-    llm = make(engines.folder)
+def test_measuring_memory_leaves_the_cache_of_a_running_engine_alone(folder: Path) -> None:
+    llm = make(folder)
     greedy = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
     prompt = list(range(3, 40))
     before = llm.generate([prompt], greedy, use_tqdm=False)[0].outputs[0].token_ids

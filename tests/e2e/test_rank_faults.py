@@ -58,13 +58,19 @@ def text_of(stream: Stream) -> str:
     return "".join(event["choices"][0]["text"] for event in events if event["choices"])
 
 
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+TP, PP = "--tensor-parallel-size", "--pipeline-parallel-size"
+
+
+# without "full": a rank that is stopped is found in the same way whichever it is
 @pytest.mark.parametrize(
-    ("layout", "victim"),
+    ("layout", "victim", "fault"),
     [
-        ("--tensor-parallel-size", "worker tp1 pp0"),
-        ("--tensor-parallel-size", "worker tp0 pp0"),
-        ("--pipeline-parallel-size", "worker tp0 pp1"),
+        (TP, "worker tp1 pp0", signal.SIGKILL),
+        (TP, "worker tp0 pp0", signal.SIGKILL),
+        (PP, "worker tp0 pp1", signal.SIGKILL),
+        (TP, "worker tp1 pp0", signal.SIGSTOP),
+        pytest.param(TP, "worker tp0 pp0", signal.SIGSTOP, marks=pytest.mark.full),
+        pytest.param(PP, "worker tp0 pp1", signal.SIGSTOP, marks=pytest.mark.full),
     ],
 )
 def test_a_lost_rank_is_replaced_and_the_streams_go_on(layout: str, victim: str, fault: signal.Signals) -> None:

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from inflight.interface.request import Int32Array, ResolvedSampling
-from inflight.interface.step import NewRequestData, SchedulerOutput
-from inflight.sampling_params import SamplingParams
-
-
-def ints(*values: int) -> Int32Array:
-    return np.array(values, dtype=np.int32)
+from tests.support.plans import ints, new_request, step_plan
 
 
 @pytest.mark.parametrize("has_drafts", [False, True])
 def test_a_plan_as_text(has_drafts: bool) -> None:
-    new = NewRequestData(
-        request_id="b",
-        slot=7,
-        token_ids=ints(1, 2, 3),
-        num_prompt_tokens=3,
-        block_ids=(ints(1),),
-        sampling=ResolvedSampling(params=SamplingParams(), seed=1, max_tokens=4),
-    )
-    plan = SchedulerOutput(
+    plan = step_plan(
+        [2, 7, 3],
+        [10, 0, 4],
+        [1, 3, 5],
+        [True, False, True],
         step_id=5,
-        new_requests=(new,),
         request_ids=("a", "b", "c"),
-        slots=ints(2, 7, 3),
-        num_computed_tokens=ints(10, 0, 4),
-        num_scheduled_tokens=ints(1, 3, 5),
-        samples=np.array([True, False, True]),
-        block_table_deltas=(),
+        new_requests=(new_request(7, [1, 2, 3], [1]),),
         max_draft_tokens=ints(-1, -1, 4) if has_drafts else ints(),
         grammar_rows=ints(0, 2),
     )

@@ -11,7 +11,7 @@ import pytest
 from inflight.engine.process.outbox import merge_outputs
 from inflight.interface.request import EngineCoreRequest, FinishReason, LogprobsColumns, ResolvedSampling
 from inflight.interface.statistics import StepCounts
-from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
+from inflight.interface.step import ModelRunnerOutput
 from inflight.kv_cache.request_blocks import RequestBlocks
 from inflight.sampling_params import SamplingParams
 from inflight.scheduler.added_tokens import (
@@ -25,6 +25,7 @@ from inflight.scheduler.added_tokens import (
 )
 from inflight.scheduler.request import Request, RequestStatus
 from inflight.structured_outputs_params import StructuredOutputsParams
+from tests.support.plans import ints, step_plan
 
 
 @pytest.mark.parametrize("num_logprobs", [0, 2])
@@ -157,18 +158,9 @@ def test_drafts_are_counted_as_verified_and_accepted(
 
 def test_each_row_gets_its_own_tokens_drafts_and_logprobs() -> None:
     """Rows 1, 2 and 4 draw 2, 1 and 3 tokens. Row 2 wants no log-probabilities."""
-    zeros = np.zeros(5, np.int32)
-    plan = SchedulerOutput(
-        step_id=3,
-        new_requests=(),
-        request_ids=tuple("abcde"),
-        slots=zeros,
-        num_computed_tokens=np.array([0, 10, 20, 30, 40], np.int32),
-        num_scheduled_tokens=np.array([5, 3, 1, 1, 3], np.int32),
-        samples=np.array([False, True, True, False, True]),
-        block_table_deltas=(),
-        max_draft_tokens=np.array([-1, 2, 0, -1, 2], np.int32),
-    )
+    samples = [False, True, True, False, True]
+    drafts = ints(-1, 2, 0, -1, 2)
+    plan = step_plan([0] * 5, [0, 10, 20, 30, 40], [5, 3, 1, 1, 3], samples, step_id=3, max_draft_tokens=drafts)
     of_tokens = np.array([0, 1, 3, 4, 5], np.int32)  # their places in `sampled_token_ids`
     columns = LogprobsColumns(
         token_ids=of_tokens[:, None] + 100, logprobs=np.zeros((5, 1), np.float32), ranks=np.ones(5, np.int32)
@@ -195,10 +187,10 @@ def test_each_row_gets_its_own_tokens_drafts_and_logprobs() -> None:
     plain = replace(
         output,
         sampled_token_ids=np.array([7, 8, 9], np.int32),
-        num_sampled_tokens=zeros[:0],
-        sampled_positions=zeros[:0],
+        num_sampled_tokens=ints(),
+        sampled_positions=ints(),
         logprobs=None,
-        draft_token_ids=zeros[:0],
+        draft_token_ids=ints(),
     )
     # without drafts each row draws one token, after the last one that it computes
     assert {row: (each.position, each.token_ids) for row, each in sampled_rows(plan, plain).items()} == {

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from inflight.errors import InvalidRequestError, OverloadedError
 from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.compile_lane import NICENESS, CompileLane
+from inflight.thread_priority import lower_priority
 from tests.support.waits import wait_until
 
 GRAMMAR = cast("CompiledGrammar", object())
@@ -140,10 +141,15 @@ def test_compilations_have_a_lower_priority_than_the_engine() -> None:
     def niceness() -> Any:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
-    one, before = lane(1), niceness()
-    assert one.submit(niceness).result(timeout=300) == before + NICENESS
-    assert niceness() == before
-    one.close()
+    def check() -> None:
+        lower_priority(3)  # as in a server that was started with nice(1)
+        one, before = lane(1), niceness()
+        assert one.submit(niceness).result(timeout=300) == before + NICENESS
+        assert niceness() == before
+        one.close()
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(check).result(timeout=300)
 
 
 def test_whatever_a_library_raises_is_its_own_jobs() -> None:

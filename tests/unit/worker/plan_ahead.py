@@ -25,14 +25,8 @@ import numpy as np
 from inflight.executor.executor import Executor
 from inflight.interface.prompt_logprobs import PromptLogprobsResult
 from inflight.interface.request import ResolvedSampling
-from inflight.interface.step import (
-    BlockTableDelta,
-    GrammarOutput,
-    ModelRunnerOutput,
-    NewRequestData,
-    SchedulerOutput,
-    TokenDelta,
-)
+from inflight.interface.step import BlockTableDelta, GrammarOutput, ModelRunnerOutput, SchedulerOutput, TokenDelta
+from tests.support.plans import new_request, step_plan
 from tests.support.request_parts import asked_parts
 
 
@@ -251,12 +245,12 @@ class PlanAhead:
                 job.blocks.append(blocks)
             if is_new:
                 new.append(
-                    NewRequestData(
+                    new_request(
+                        job.slot,
+                        job.tokens,
+                        *zip(*job.blocks, strict=True),
                         request_id=job.name,
-                        slot=job.slot,
-                        token_ids=ints(job.tokens),
                         num_prompt_tokens=len(job.prompt),
-                        block_ids=tuple(ints(list(ids)) for ids in zip(*job.blocks, strict=True)),
                         sampling=job.sampling,
                         parts=asked_parts(job.sampling.params),
                     )
@@ -267,14 +261,14 @@ class PlanAhead:
                 job.num_computed = job.num_planned - 1
             job.num_in_flight += 1
         slots, columns, *ids = (ints([delta[i] for delta in deltas]) for i in range(2 + self.num_groups))
-        return SchedulerOutput(
+        return step_plan(
+            [row.job.slot for row in rows],
+            computed,
+            [row.count for row in rows],
+            samples,
             step_id=step_id,
             new_requests=tuple(new),
             request_ids=tuple(row.job.name for row in rows),
-            slots=ints([row.job.slot for row in rows]),
-            num_computed_tokens=computed,
-            num_scheduled_tokens=ints([row.count for row in rows]),
-            samples=np.array(samples),
             max_draft_tokens=ints([row.max_drafts for row in rows] if max(row.max_drafts for row in rows) >= 0 else []),
             grammar_rows=ints([i for i, row in enumerate(rows) if samples[i] and row.job.has_grammar]),
             forced_tokens=TokenDelta(

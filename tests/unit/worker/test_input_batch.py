@@ -7,42 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from inflight.interface.request import ResolvedSampling
-from inflight.interface.step import BlockTableDelta, NewRequestData, SchedulerOutput, TokenDelta
-from inflight.sampling_params import SamplingParams
+from inflight.interface.step import BlockTableDelta, SchedulerOutput, TokenDelta
 from inflight.worker.input_batch import NO_STEP, InputBatch
-
-SAMPLING = ResolvedSampling(params=SamplingParams(), seed=0, max_tokens=4)
-
-
-def ints(*values: int) -> np.ndarray:
-    return np.array(values, dtype=np.int32)
-
-
-def new(slot: int, tokens: np.ndarray, blocks: np.ndarray) -> NewRequestData:
-    return NewRequestData(
-        request_id=f"r{slot}",
-        slot=slot,
-        token_ids=tokens,
-        num_prompt_tokens=len(tokens),
-        block_ids=(blocks,),
-        sampling=SAMPLING,
-    )
+from tests.support.plans import ints, new_request, step_plan
 
 
 def plan(
     slots: np.ndarray, computed: np.ndarray, scheduled: np.ndarray, samples: list[bool], **more: object
 ) -> SchedulerOutput:
     empty = BlockTableDelta(slots=ints(), columns=ints(), block_ids=ints())
-    fields: dict[str, object] = {"step_id": 0, "new_requests": (), "block_table_deltas": (empty,), **more}
-    return SchedulerOutput(
-        request_ids=tuple(f"r{slot}" for slot in slots),
-        slots=slots,
-        num_computed_tokens=computed,
-        num_scheduled_tokens=scheduled,
-        samples=np.array(samples),
-        **fields,  # type: ignore[arg-type]
-    )
+    return step_plan(slots, computed, scheduled, samples, **{"block_table_deltas": (empty,), **more})
 
 
 def test_a_chunk_a_prompt_and_a_decode_in_one_step() -> None:
@@ -52,7 +26,7 @@ def test_a_chunk_a_prompt_and_a_decode_in_one_step() -> None:
         ints(0, 0),
         ints(3, 2),
         [False, True],
-        new_requests=(new(2, ints(10, 11, 12, 13, 14), ints(5, 6)), new(0, ints(20, 21), ints(7))),
+        new_requests=(new_request(2, ints(10, 11, 12, 13, 14), ints(5, 6)), new_request(0, ints(20, 21), ints(7))),
     )
     batch.apply(first)
     inputs = batch.step_inputs(first)
@@ -81,7 +55,7 @@ def test_a_drawn_token_belongs_to_the_latest_step_that_drew_for_its_slot() -> No
     batch = InputBatch(max_num_seqs=3, max_model_len=16, block_size=4, num_groups=1)
     slots = ints(0, 1)
     first = plan(slots, ints(0, 0), ints(2, 2), [True, False], new_requests=(
-        new(0, ints(1, 2), ints(3)), new(1, ints(5, 6, 7), ints(4))
+        new_request(0, ints(1, 2), ints(3)), new_request(1, ints(5, 6, 7), ints(4))
     ))  # fmt: skip
     batch.apply(first)
     batch.step_inputs(first)
@@ -98,7 +72,12 @@ def test_a_slot_given_to_another_request_has_no_drawn_tokens() -> None:
     batch = InputBatch(max_num_seqs=1, max_model_len=16, block_size=4, num_groups=1)
     for step_id, tokens in enumerate((ints(1, 2), ints(3, 4, 5))):
         batch_plan = plan(
-            ints(0), ints(0), ints(len(tokens)), [True], new_requests=(new(0, tokens, ints(3)),), step_id=step_id
+            ints(0),
+            ints(0),
+            ints(len(tokens)),
+            [True],
+            new_requests=(new_request(0, tokens, ints(3)),),
+            step_id=step_id,
         )
         batch.apply(batch_plan)
         inputs = batch.step_inputs(batch_plan)
@@ -107,7 +86,7 @@ def test_a_slot_given_to_another_request_has_no_drawn_tokens() -> None:
 
 def test_forced_tokens_are_known_with_the_drawn_one_before_them() -> None:
     batch = InputBatch(max_num_seqs=2, max_model_len=16, block_size=4, num_groups=1)
-    first = plan(ints(1), ints(0), ints(2), [True], new_requests=(new(1, ints(1, 2), ints(3)),))
+    first = plan(ints(1), ints(0), ints(2), [True], new_requests=(new_request(1, ints(1, 2), ints(3)),))
     batch.apply(first)
     batch.step_inputs(first)
     forced = TokenDelta(slots=ints(1, 1, 1), positions=ints(2, 3, 4), token_ids=ints(7, 8, 9))
@@ -136,14 +115,14 @@ def decodes(step_id: int, length: int, slots: np.ndarray | None = None, **more: 
         ({"samples": np.array([True, False])}, False),
         ({"forced_tokens": TokenDelta(slots=ints(2), positions=ints(3), token_ids=ints(9))}, False),
         ({"max_draft_tokens": ints(0, 0)}, False),
-        ({"new_requests": (new(0, ints(1, 2, 3, 4), ints(7)),)}, False),
+        ({"new_requests": (new_request(0, ints(1, 2, 3, 4), ints(7)),)}, False),
     ],
 )
 def test_only_a_step_that_computes_what_the_one_before_drew_continues_it(
     change: dict[str, object], continues: bool
 ) -> None:
     batch = InputBatch(max_num_seqs=3, max_model_len=16, block_size=4, num_groups=1)
-    prompts = tuple(new(slot, ints(5, 6), ints(slot)) for slot in (2, 0))
+    prompts = tuple(new_request(slot, ints(5, 6), ints(slot)) for slot in (2, 0))
     first = plan(ints(2, 0), ints(0, 0), ints(2, 2), [True, True], new_requests=prompts)
     batch.apply(first)
     assert batch.step_inputs(first).continues == NO_STEP
@@ -162,10 +141,10 @@ def test_only_a_step_that_computes_what_the_one_before_drew_continues_it(
 
 def test_a_chunk_that_draws_nothing_is_not_waited_for() -> None:
     batch = InputBatch(max_num_seqs=2, max_model_len=16, block_size=4, num_groups=1)
-    first = plan(ints(1), ints(0), ints(3), [True], new_requests=(new(1, ints(5, 6, 7), ints(3)),))
+    first = plan(ints(1), ints(0), ints(3), [True], new_requests=(new_request(1, ints(5, 6, 7), ints(3)),))
     batch.apply(first)
     batch.step_inputs(first)
-    resumed = replace(new(1, ints(5, 6, 7, 8, 9), ints(3)), num_prompt_tokens=3)
+    resumed = replace(new_request(1, ints(5, 6, 7, 8, 9), ints(3)), num_prompt_tokens=3)
     chunk = plan(ints(1), ints(0), ints(2), [False], step_id=3, new_requests=(resumed,))
     batch.apply(chunk)
     batch.step_inputs(chunk)
@@ -177,7 +156,7 @@ def test_a_chunk_that_draws_nothing_is_not_waited_for() -> None:
 def test_a_step_behind_a_chunk_of_one_token_does_not_continue_it() -> None:
     """The chunk has drawn nothing, so the next token is one of the prompt."""
     batch = InputBatch(max_num_seqs=2, max_model_len=16, block_size=4, num_groups=1)
-    prompts = (new(0, ints(5), ints(3)), new(1, ints(7, 8), ints(4)))
+    prompts = (new_request(0, ints(5), ints(3)), new_request(1, ints(7, 8), ints(4)))
     first = plan(ints(0, 1), ints(0, 0), ints(1, 1), [True, False], new_requests=prompts)
     batch.apply(first)
     batch.step_inputs(first)

@@ -7,12 +7,11 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
-from inflight.interface.step import SchedulerOutput
 from inflight.scheduler.step_time.load import TOKEN_LIMITS, StepLoad, load_of
 from inflight.scheduler.step_time.model import StepTimeModel
+from tests.support.plans import ints, step_plan
 
 Truth = Callable[[StepLoad], float]
 
@@ -161,17 +160,8 @@ def test_as_many_prompt_tokens_as_fit(seconds: float, context: int) -> None:
 
 
 def test_the_load_of_a_plan() -> None:
-    plan = SchedulerOutput(
-        step_id=0,
-        new_requests=(),
-        request_ids=("prompt", "decode", "drafts"),
-        slots=np.arange(3, dtype=np.int32),
-        num_computed_tokens=np.array([100, 50, 70], dtype=np.int32),
-        num_scheduled_tokens=np.array([20, 1, 4], dtype=np.int32),
-        samples=np.array([False, True, True]),
-        block_table_deltas=(),
-        max_draft_tokens=np.array([-1, -1, 3], dtype=np.int32),
-    )
+    # a prompt, a decode, and one with drafts
+    plan = step_plan([0, 1, 2], [100, 50, 70], [20, 1, 4], [False, True, True], max_draft_tokens=ints(-1, -1, 3))
     expected = StepLoad()
     expected.add_prompt(100, 20, draws=False)
     expected.add_decode(50)

@@ -8,26 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from inflight.interface.request import ResolvedSampling
-from inflight.interface.step import BlockTableDelta, NewRequestData, SchedulerOutput, TokenDelta
+from inflight.interface.step import BlockTableDelta, SchedulerOutput, TokenDelta
 from inflight.sample.device_sampler import DeviceSampler
-from inflight.sampling_params import SamplingParams
 from inflight.worker.gpu.device_state import ALIGNMENT, DeviceState, StateSizes
 from inflight.worker.gpu.step_entries import Column, StepEntries, StepShape
 from inflight.worker.input_batch import StepInputs
+from tests.support.plans import SAMPLING, ints, new_request, step_plan
 
 VOCAB_SIZE = 16
-SAMPLING = ResolvedSampling(params=SamplingParams(temperature=0.5, top_k=3), seed=9, max_tokens=4)
 PARAMETERS = DeviceSampler.parameters(SAMPLING, VOCAB_SIZE).tolist()
 SIZES = StateSizes(
     max_num_tokens=12, max_num_seqs=3, max_model_len=10, max_blocks=4, num_groups=2, num_columns=len(PARAMETERS)
 )
 DUMMY = 3
 OLD = -7  # what no entry has changed
-
-
-def ints(*values: int) -> Any:
-    return np.array(values, dtype=np.int32)
 
 
 class Bench:
@@ -49,29 +43,10 @@ class Bench:
         return flat[:count].tolist()
 
 
-def new_request(slot: int, tokens: tuple[int, ...], *blocks: tuple[int, ...]) -> NewRequestData:
-    return NewRequestData(
-        request_id=f"r{slot}",
-        slot=slot,
-        token_ids=ints(*tokens),
-        num_prompt_tokens=len(tokens),
-        block_ids=tuple(ints(*each) for each in blocks),
-        sampling=SAMPLING,
-    )
-
-
 def make_plan(slots: Any, scheduled: Any, samples: list[bool], **fields: Any) -> SchedulerOutput:
     nothing = BlockTableDelta(slots=ints(), columns=ints(), block_ids=ints())
-    given = {"new_requests": (), "block_table_deltas": (nothing, nothing), **fields}
-    return SchedulerOutput(
-        step_id=1,
-        request_ids=tuple(f"r{slot}" for slot in slots),
-        slots=slots,
-        num_computed_tokens=ints(*[4] * len(slots)),
-        num_scheduled_tokens=scheduled,
-        samples=np.array(samples),
-        **given,
-    )
+    given = {"block_table_deltas": (nothing, nothing), **fields}
+    return step_plan(slots, [4] * len(slots), scheduled, samples, step_id=1, **given)
 
 
 def inputs_of(plan: SchedulerOutput, ids: Any, *, drawn: Any, drawn_slots: Any) -> StepInputs:
