@@ -21,9 +21,9 @@ from inflight.interface.events import (
     ToolCallStart,
     join_deltas,
 )
+from inflight.parsers import arguments_reader, buffered_value, event_writer, output_parser
 from inflight.parsers.arguments_reader import LAG
 from inflight.parsers.buffered_value import as_json
-from inflight.parsers.event_writer import MAX_BUFFERED
 from inflight.parsers.reasoning import Opening
 from inflight.parsers.reasoning_families import REASONING
 from inflight.parsers.repair_budget import RepairBudget
@@ -282,6 +282,20 @@ def test_time_is_linear_in_the_text_however_it_comes(tool: str, reasoning: str |
         assert any(seconds_for(case, split(long)) < 8 * max(seconds_for(case, split(short)), 1e-4) for _ in range(3))
 
 
+MAX_BUFFERED = 2**13  # in the tests below, which would take 32 times as long with the one that is served
+
+
+@pytest.fixture
+def buffers_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (arguments_reader, buffered_value, event_writer, output_parser):
+        assert module.MAX_BUFFERED == 2**18
+        monkeypatch.setattr(module, "MAX_BUFFERED", MAX_BUFFERED)
+
+
+less = pytest.mark.usefixtures("buffers_less")
+
+
+@less
 @pytest.mark.parametrize(
     ("tool", "start", "unit"),
     [
@@ -334,6 +348,7 @@ LONG_VALUES: list[tuple[str, str, object]] = [
 ]
 
 
+@less
 @pytest.mark.parametrize(
     ("tool", "value", "expected"), LONG_VALUES, ids=[f"{tool}-{value[:12]!r}" for tool, value, _ in LONG_VALUES]
 )
@@ -347,10 +362,10 @@ def test_a_value_that_is_too_long_to_hold_stays_whole_in_any_split(tool: str, va
     assert parse(Case(tool, "", []).parser(), [text[i : i + 997] for i in range(0, len(text), 997)]) == events
     held = most = 0
     parser = Case(tool, "", []).parser()
-    for i in range(0, len(text), 9973):
-        held += len(text[i : i + 9973]) - sum(len(text_of(event)) for event in parser.push(text[i : i + 9973]))
+    for i in range(0, len(text), 997):
+        held += len(text[i : i + 997]) - sum(len(text_of(event)) for event in parser.push(text[i : i + 997]))
         most = max(most, held)
-    assert most <= MAX_BUFFERED + 20_000
+    assert most <= MAX_BUFFERED + 2_000
 
 
 @pytest.mark.parametrize(
@@ -364,6 +379,7 @@ def test_a_text_that_mentions_a_marker_is_soon_shown(text: str) -> None:
         assert held <= 300
 
 
+@less
 def test_a_thought_about_calls_that_is_too_long_to_hold_is_reasoning() -> None:
     thought = f"<tool_call>{{{'a' * MAX_BUFFERED}"
     for end in ("", "</think>"):
@@ -374,6 +390,7 @@ def test_a_thought_about_calls_that_is_too_long_to_hold_is_reasoning() -> None:
         assert parse(Case("hermes", "", [], "qwen3").parser(), pieces, is_cut=False) == events
 
 
+@less
 def test_white_space_before_a_value_that_is_too_long_to_hold_is_left_out() -> None:
     before, after = AROUND["gemma4"]
     for value in ("7", "some text"):
@@ -383,6 +400,7 @@ def test_white_space_before_a_value_that_is_too_long_to_hold_is_left_out() -> No
         assert json.loads(text_of(events[1])) == {"n": json.loads(as_json(value, RepairBudget()))}
 
 
+@less
 def test_white_space_that_is_too_long_to_hold_is_shown_with_the_text_before_it() -> None:
     text = "a" + " " * (MAX_BUFFERED + 1) + "b"
     assert parse(Case("hermes", "", []).parser(), [text]) == [ContentDelta(text)]
