@@ -12,6 +12,10 @@ from inflight.config.architecture import SIGMOID, SILU, MlpSpec, ModelArchitectu
 SOFTMAX = "softmax"
 SCORINGS = (SOFTMAX, SIGMOID)
 MANY_TOKENS = 100_000  # a step of so many tokens reads all experts
+# The score of a group of experts: the highest score in it, or the sum of the two highest.
+HIGHEST = "highest"
+TWO_HIGHEST = "two_highest"
+GROUP_SCORINGS = (HIGHEST, TWO_HIGHEST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +26,10 @@ class RouterSpec:
     with the highest scores are chosen. Their weights are their scores; if `renormalizes`, divided by their sum; then multiplied
     by `scale`. (A softmax over the numbers of the chosen experts only is SOFTMAX with `renormalizes`.)
 
+    `has_choice_bias`: the checkpoint has a number for each expert, which is added to the score for the choice, but not for the
+    weight. With `num_groups` > 1, the experts are divided into so many groups of neighbours. Only experts of the `top_groups`
+    groups with the highest scores can be chosen. The score of a group is made from the scores for the choice (`group_scoring`).
+
     `bias`: the product of the router has a bias.
     """
 
@@ -30,6 +38,27 @@ class RouterSpec:
     renormalizes: bool = False
     scale: float = 1.0
     bias: bool = False
+    has_choice_bias: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+    group_scoring: str = HIGHEST
+
+    def problem(self, num_experts: int) -> str | None:
+        """Why so many experts cannot be routed in this way; None if they can."""
+        if not 1 <= self.top_k <= num_experts:
+            return f"{self.top_k} of {num_experts} experts cannot be chosen"
+        if not 1 <= self.top_groups <= self.num_groups:
+            return f"{self.top_groups} of {self.num_groups} groups of experts cannot be chosen"
+        if self.num_groups == 1:
+            return None
+        if num_experts % self.num_groups:
+            return f"{num_experts} experts cannot be divided into {self.num_groups} groups"
+        size = num_experts // self.num_groups
+        if self.group_scoring == TWO_HIGHEST and size < 2:
+            return f"{self.num_groups} groups of {num_experts} experts have no second score"
+        if self.top_k > self.top_groups * size:
+            return f"{self.top_groups} groups of {size} experts do not have {self.top_k} experts"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

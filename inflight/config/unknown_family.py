@@ -72,13 +72,14 @@ def describe_model(
 def _of_transformers_on_gpu(config: Mapping[str, object], architecture: ModelArchitecture) -> ModelArchitecture:
     """The model as transformers' code computes it on GPUs, if Inflight's own code cannot and transformers' can."""
     parts = [part for layer in architecture.layers for part in (layer.mixer, layer.mlp) if part.only_on_cpu]
-    if not parts or not all(part.by_transformers_on_gpu for part in parts):
+    if not any(part.by_transformers_on_gpu for part in parts):
         return architecture
     try:
         found = _describe_unknown_family(config)
     except UnsupportedModelError:
         return architecture
-    return replace(found, not_native=f"{architecture.name} has {parts[0].only_on_cpu}")
+    reason = next(part.only_on_cpu for part in parts if part.by_transformers_on_gpu)
+    return replace(found, not_native=f"{architecture.name} has {reason}")
 
 
 def native_refusal(architecture: ModelArchitecture) -> str:

@@ -9,21 +9,43 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from inflight.config.experts import SOFTMAX, MoeSpec
+from inflight.config.experts import HIGHEST, SOFTMAX, MoeSpec, RouterSpec
+
+_LEAST_SUM = 1e-20  # is added to a sum of scores, so that scores that are all 0 give weights of 0
 
 
-def choose_experts(logits: Tensor, spec: MoeSpec) -> Tensor:
+def choose_experts(logits: Tensor, spec: MoeSpec, choice_bias: Tensor | None = None) -> Tensor:
     """
     Args:
         logits: float32 [num_tokens, num_experts], what the router gives each expert. With `has_shared_gate` there is one more
             number, for the shared expert.
+        choice_bias: float32 [num_experts], if the router has one.
 
     Returns:
-        The choices. The expert with the highest score comes first; of two experts with the same score the one with the lower
-        index comes first. The last one is the shared expert, if there is one; its index is `num_experts`.
+        The choices. The expert with the highest score for the choice comes first; of two experts with the same score the one
+        with the lower index comes first. The same holds for groups. The last one is the shared expert, if there is one; its
+        index is `num_experts`.
     """
-    chosen = scores_of(logits, spec).argsort(dim=-1, descending=True, stable=True)[:, : spec.router.top_k]
-    return weigh(logits, chosen, spec)
+    scores = scores_of(logits, spec)
+    if choice_bias is not None:
+        scores = scores + choice_bias
+    if spec.router.num_groups > 1:
+        scores = _scores_in_best_groups(scores, spec.router)
+    return weigh(logits, _highest(scores, spec.router.top_k), spec)
+
+
+def _highest(scores: Tensor, count: int) -> Tensor:
+    """The indices of the `count` highest scores of each row, int64 [num_tokens, count]."""
+    return scores.argsort(dim=-1, descending=True, stable=True)[:, :count]
+
+
+def _scores_in_best_groups(scores: Tensor, router: RouterSpec) -> Tensor:
+    """The scores of the experts in the chosen groups. Those of the others are minus infinity."""
+    groups = scores.view(len(scores), router.num_groups, -1)
+    of_group = groups.amax(-1) if router.group_scoring == HIGHEST else groups.topk(2).values.sum(-1)
+    is_chosen = torch.zeros_like(of_group, dtype=torch.bool)
+    is_chosen.scatter_(1, _highest(of_group, router.top_groups), True)
+    return groups.masked_fill(~is_chosen.unsqueeze(-1), -torch.inf).view(scores.shape)
 
 
 def scores_of(logits: Tensor, spec: MoeSpec) -> Tensor:
@@ -36,7 +58,7 @@ def weigh(logits: Tensor, chosen: Tensor, spec: MoeSpec) -> Tensor:
     """The choices, if the experts `chosen`, int64 [num_tokens, top_k], are chosen."""
     weights = scores_of(logits, spec).gather(-1, chosen)
     if spec.router.renormalizes:
-        weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights / (weights.sum(-1, keepdim=True) + _LEAST_SUM)
     weights = weights * spec.router.scale
     if spec.shared_size:
         gate = logits[:, spec.num_experts :].sigmoid() if spec.has_shared_gate else torch.ones_like(weights[:, :1])

@@ -25,14 +25,18 @@ from inflight.kernels.expert_choice import choose_experts, compute_experts
 from inflight.layers.context import LayerContext
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.sharding import OutputShard, even_shard
-from inflight.layers.weights import Loadable, WeightSlots
+from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
 _GROUP_BYTES = 256 << 20  # of the weights of a group of experts, before they are packed
 
 
 class Router(ColumnParallelLinear):
     """hidden [num_tokens, hidden_size] -> float32 [num_tokens, num_experts], and with a gate of the shared expert one more
-    number. Its weights are never quantized, because a small difference may change the choice."""
+    number. Its weights are never quantized, because a small difference may change the choice.
+
+    `choice_bias`: float32 [num_experts], see `RouterSpec.has_choice_bias`; None without. In the checkpoint it is called
+    `e_score_correction_bias`.
+    """
 
     keeps_floats = True
 
@@ -41,6 +45,14 @@ class Router(ColumnParallelLinear):
         parts = {name: OutputShard(total=size, start=0, size=size) for name, size in sizes.items()}
         context = replace(context, linear=context.floats)
         super().__init__(hidden_size, parts, bias=spec.router.bias, context=context)
+        zeros = torch.zeros(spec.num_experts, dtype=torch.float32, device=context.weight_device)
+        self.choice_bias = nn.Parameter(zeros, False) if spec.router.has_choice_bias else None
+
+    def weight_slots(self, prefix: str) -> WeightSlots:
+        yield from super().weight_slots(prefix)
+        if self.choice_bias is not None:
+            shape = tuple(self.choice_bias.shape)
+            yield f"{prefix}.e_score_correction_bias", WeightSlot(shape=shape, destination=self.choice_bias.data)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.multiply(hidden, torch.float32)
@@ -114,14 +126,16 @@ class FusedMoE(Loadable):
         are_packed = len(gate_up) == len(down) == len(self.experts)
         if not isinstance(self.ops, CpuLayerOps) or not are_packed or not CpuExperts.supports(self.spec):
             return None
-        return CpuExperts(self.ops.kernels, self.spec, gate_up, down, self.dtype)
+        return CpuExperts(self.ops.kernels, self.spec, gate_up, down, self.dtype, self.router.choice_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.tp.all_reduce(self.compute(hidden, self.choose(self.router(hidden))))
 
     def choose(self, logits: Tensor) -> Tensor:
         """The choices (kernels/expert_choice.py) for what `Router` returns."""
-        return choose_experts(logits, self.spec) if self.kernel is None else self.kernel.choose(logits)
+        if self.kernel is not None:
+            return self.kernel.choose(logits)
+        return choose_experts(logits, self.spec, self.router.choice_bias)
 
     def compute(self, hidden: Tensor, choices: Tensor) -> Tensor:
         """The weighted sum of this rank's parts of the chosen experts, [num_tokens, hidden_size]."""

@@ -125,8 +125,14 @@ def test_norms_of_small_latent_vectors(tmp_path: Path, family: str) -> None:
 
 def choose_as(routing: ExpertRouting, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on, the layers with experts take the noted ones, with weights by their own scores."""
-    left = [chosen for _, chosen in routing.noted]
-    monkeypatch.setattr(FusedMoE, "choose", lambda layer, logits: weigh(logits, left.pop(0), layer.spec))
+    left = list(routing.noted)
+
+    def choose(layer: FusedMoE, logits: Tensor) -> Tensor:
+        while left[0][0].shape != (NUM_TOKENS, layer.spec.num_experts):  # groups were chosen before
+            left.pop(0)
+        return weigh(logits, left.pop(0)[1], layer.spec)
+
+    monkeypatch.setattr(FusedMoE, "choose", choose)
 
 
 @pytest.mark.parametrize(("family", "index"), CASES)

@@ -52,6 +52,7 @@ MODELS = {
     "deepseek_v2": (1, 16),  # latent attention
     "qwen2_moe": (0, 16),  # experts
     "gpt_oss": (0, 16),  # sinks, experts with biases
+    "glm4_moe": (1, 16),  # groups of experts, dense first layers
 }
 
 

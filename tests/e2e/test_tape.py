@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernel
 # with a head_dim that the attention kernel takes: plain, all biases, windows, biases, QK-norm (two), latent attention, experts,
 # sinks and experts with biases
 MODELS = [("llama", 0), ("llama", 6), ("mistral", 1), ("qwen2", 2), ("qwen3", 1), ("qwen3", 4), ("deepseek_v2", 1)]
-MODELS += [("qwen2_moe", 0), ("gpt_oss", 0)]
+MODELS += [("qwen2_moe", 0), ("gpt_oss", 0), ("deepseek_v3", 2)]
 NUM_PROMPTS = 8  # they finish at different times, so batches have 1 to 8 requests
 
 

@@ -23,6 +23,8 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4TextConfig,
     Glm4Config,
+    Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GlmConfig,
     GPT2Config,
     GptOssConfig,
@@ -54,6 +56,7 @@ from transformers import (
 
 VOCAB_SIZE = 203
 _STANDARD_DEVIATION = 0.15
+_CHOICE_BIASES = ("e_score_correction_bias", "expert_bias")  # buffers, in some families
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -76,6 +79,15 @@ _LATENT: dict[str, Any] = {
     "v_head_dim": 40,
 }
 _EXPERTS = {**_COMMON, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+# DeepSeek's: two of three layers have experts
+_ROUTED: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -306,10 +318,48 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
         DeepseekV2Config(
             **{**_LATENT, "kv_lora_rank": 20, "qk_nope_head_dim": 6}, q_lora_rank=None, first_k_dense_replace=9
         ),
+        DeepseekV2Config(
+            **{**_LATENT, **_ROUTED, "n_shared_experts": 2},
+            q_lora_rank=None,
+            topk_method="group_limited_greedy",
+            n_group=4,
+            topk_group=2,
+            routed_scaling_factor=2.5,
+        ),
+        DeepseekV2Config(**{**_LATENT, **_ROUTED, "first_k_dense_replace": 0}, q_lora_rank=24),
     ],
     "deepseek_v3": [
         DeepseekV3Config(**_LATENT, q_lora_rank=24, first_k_dense_replace=9, rope_parameters=_MSCALE_ROPE),
         DeepseekV3Config(**_LATENT, q_lora_rank=None, first_k_dense_replace=9, rope_interleave=False),
+        DeepseekV3Config(**{**_LATENT, **_ROUTED}, q_lora_rank=24, n_group=4, topk_group=2),
+        DeepseekV3Config(
+            **{**_LATENT, **_ROUTED, "n_shared_experts": 2, "first_k_dense_replace": 0},
+            q_lora_rank=None,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=False,
+            routed_scaling_factor=0.75,
+        ),
+    ],
+    "glm4_moe_lite": [
+        Glm4MoeLiteConfig(**{**_LATENT, **_ROUTED}, q_lora_rank=24),
+        Glm4MoeLiteConfig(
+            **{**_LATENT, **_ROUTED, "first_k_dense_replace": 0},
+            q_lora_rank=None,
+            mlp_layer_types=["sparse"] * 3,
+            rope_interleave=False,
+        ),
+    ],
+    "glm4_moe": [
+        Glm4MoeConfig(**{**_COMMON, **_ROUTED}, head_dim=16, use_qk_norm=True, routed_scaling_factor=2.0),
+        Glm4MoeConfig(
+            **{**_COMMON, **_ROUTED, "first_k_dense_replace": 2},
+            head_dim=32,
+            attention_bias=True,
+            n_group=2,
+            topk_group=1,
+            norm_topk_prob=False,
+        ),
     ],
     "youtu": [YoutuConfig(**_LATENT, q_lora_rank=24)],
     "qwen3_moe": [
@@ -416,6 +466,8 @@ def draw_weights(model: PreTrainedModel, seed: int) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             buffer.copy_(1 + torch.randn(1, generator=generator) * _STANDARD_DEVIATION)
+        if name.endswith(_CHOICE_BIASES):
+            buffer.copy_(torch.randn(buffer.shape, generator=generator) * _STANDARD_DEVIATION)
 
 
 def reference_model(folder: Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

@@ -1,12 +1,26 @@
-"""DeepSeek-V2 with dense layers: multi-head latent attention. (Layers with experts are computed by transformers.)"""
+"""DeepSeek-V2 and V2-Lite (arXiv:2405.04434): multi-head latent attention, and experts, of which a token may use those of a few
+groups only."""
 
 from dataclasses import replace
 
-from inflight.config.architecture import LayerSpec, ModelArchitecture
+from inflight.config.architecture import ModelArchitecture
+from inflight.config.experts import HIGHEST, MoeSpec, RouterSpec
+from inflight.config.families.expert_fields import (
+    SHARED_EXPERTS,
+    first_layers_dense,
+    read_experts,
+    read_scale,
+    refuse_null,
+    refuse_other_values,
+    with_shared_experts,
+)
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
 from inflight.config.mixers import LatentAttentionSpec
 from inflight.config.parse_rope import parse_rope, yarn_mscale
+
+_GREEDY = "greedy"
+_GROUPS = "group_limited_greedy"
 
 
 def read_latent_attention(
@@ -45,25 +59,27 @@ def read_latent_attention(
     )
 
 
-def is_dense(fields: FamilyFields) -> bool:
-    """Whether no layer has experts."""
-    return fields.integer("first_k_dense_replace", 0) >= fields.num_layers
-
-
-def make_dense(fields: FamilyFields, attention: LatentAttentionSpec, *, mlp_bias: bool = False) -> ModelArchitecture:
-    if not is_dense(fields):
-        raise fields.refusal(
-            "layers with experts (from layer first_k_dense_replace="
-            f"{fields.integer('first_k_dense_replace', 0)} on) are not supported by Inflight's own code; use "
-            "model_impl='transformers'"
-        )
-    layer = LayerSpec(mixer=attention, mlp=fields.mlp(bias=mlp_bias))
-    return fields.architecture((layer,) * fields.num_layers)
+def _read_experts(fields: FamilyFields) -> MoeSpec:
+    # transformers' class does not read these; DeepSeek's own code does
+    refuse_other_values(fields, scoring_func="softmax", norm_topk_prob=False, moe_layer_freq=1)
+    refuse_null(fields, "topk_method")
+    method = fields.text("topk_method", _GREEDY)
+    if method not in (_GREEDY, _GROUPS):
+        raise fields.refusal(f"topk_method={method!r} is not supported; supported are {_GREEDY} and {_GROUPS}")
+    router = RouterSpec(top_k=1, scale=read_scale(fields, 1.0), group_scoring=HIGHEST)
+    if method == _GROUPS:
+        router = replace(router, num_groups=fields.integer("n_group"), top_groups=fields.integer("topk_group"))
+    experts = read_experts(fields, names=("n_routed_experts",), renormalizes=False, router=router)
+    return with_shared_experts(fields, experts, 2)
 
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
     attention = read_latent_attention(fields, interleaved=True)
-    return make_dense(fields, attention, mlp_bias=fields.boolean("mlp_bias", False))
+    bias = fields.boolean("mlp_bias", False)
+    layers = first_layers_dense(fields, [attention] * fields.num_layers, _read_experts, default=0, bias=bias)
+    if bias and any(isinstance(layer.mlp, MoeSpec) for layer in layers):
+        raise fields.refusal("mlp_bias=True is not supported in layers with experts")
+    return replace(fields.architecture(layers), renames=(SHARED_EXPERTS,))
 
 
-FAMILY = Family(architecture="DeepseekV2ForCausalLM", model_type="deepseek_v2", parse=_parse, takes=is_dense)
+FAMILY = Family(architecture="DeepseekV2ForCausalLM", model_type="deepseek_v2", parse=_parse)

@@ -1,6 +1,7 @@
 """Reads the fields of config.json that describe mixtures of experts, as several families call them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec
 from inflight.config.experts import MoeSpec, RouterSpec
@@ -11,42 +12,111 @@ from inflight.config.mixers import MixerSpec
 NUM_EXPERTS = ("num_experts", "num_local_experts")
 GGUF_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}  # keys of a file -> fields
 GGUF_RENORMALIZES = {"expert_weights_norm": "norm_topk_prob"}  # the same
+# DeepSeek's name of the shared experts, which are one wide expert, and ours
+SHARED_EXPERTS = (".shared_experts.", ".shared_expert.")
 
 
 def read_experts(
-    fields: FamilyFields, *, size: str = "moe_intermediate_size", renormalizes: bool | None = None
+    fields: FamilyFields,
+    *,
+    size: str = "moe_intermediate_size",
+    names: Sequence[str] = NUM_EXPERTS,
+    renormalizes: bool | None = None,
+    router: RouterSpec | None = None,
 ) -> MoeSpec:
-    """The experts of a layer, without a shared one. Their scores are a softmax.
+    """The experts of a layer, without a shared one.
 
     Args:
         size: the field with the size of an expert.
+        names: the fields with the number of experts, of which one must be there.
         renormalizes: see `RouterSpec`; None: the field norm_topk_prob says it.
+        router: how experts are chosen; its `top_k` and `renormalizes` are not used. None: their scores are a softmax.
 
     Raises:
         UnsupportedModelError: a field is missing or impossible, or the number of experts has two values.
     """
-    num_experts = _num_experts(fields)
+    num_experts = _num_experts(fields, names)
     top_k = fields.integer("num_experts_per_tok")
     if top_k > num_experts:
         raise fields.refusal(f"num_experts_per_tok={top_k} is more than the number of experts, {num_experts}")
     if renormalizes is None:
-        renormalizes = fields.boolean("norm_topk_prob", False)
+        renormalizes = read_renormalizes(fields, default=False)
+    router = replace(router or RouterSpec(top_k=top_k), top_k=top_k, renormalizes=renormalizes)
+    if problem := router.problem(num_experts):
+        given = f"n_group={router.num_groups}, topk_group={router.top_groups}, num_experts_per_tok={top_k}"
+        raise fields.refusal(f"{given}: {problem}")
     return MoeSpec(
-        num_experts=num_experts,
-        size=fields.integer(size),
-        router=RouterSpec(top_k=top_k, renormalizes=renormalizes),
-        activation=fields.mlp().activation,
+        num_experts=num_experts, size=fields.integer(size), router=router, activation=fields.activation("hidden_act")
     )
 
 
-def _num_experts(fields: FamilyFields) -> int:
-    found = {name: fields.integer(name) for name in NUM_EXPERTS if fields.has(name)}
+def _num_experts(fields: FamilyFields, names: Sequence[str]) -> int:
+    found = {name: fields.integer(name) for name in names if fields.has(name)}
     if len(set(found.values())) > 1:
         raise fields.refusal(
             f"{' and '.join(f'{name}={value}' for name, value in found.items())} contradict each other: both are the number of "
             "experts; remove one"
         )
-    return next(iter(found.values()), None) or fields.integer(NUM_EXPERTS[0])
+    return next(iter(found.values()), None) or fields.integer(names[0])
+
+
+def read_renormalizes(fields: FamilyFields, *, default: bool) -> bool:
+    """The field norm_topk_prob. null means no, as in transformers. If the field is absent, it is `default`."""
+    return not fields.is_null("norm_topk_prob") and fields.boolean("norm_topk_prob", default)
+
+
+def read_scale(fields: FamilyFields, default: float) -> float:
+    """The field routed_scaling_factor. If it is absent, it is `default`."""
+    refuse_null(fields, "routed_scaling_factor")
+    return fields.number("routed_scaling_factor", default)
+
+
+def read_groups(fields: FamilyFields, router: RouterSpec, *, num_groups: int, top_groups: int) -> RouterSpec:
+    """The same router with the groups of the fields n_group and topk_group. If a field is absent, it is `num_groups` or
+    `top_groups`."""
+    refuse_null(fields, "n_group", "topk_group")
+    return replace(
+        router, num_groups=fields.integer("n_group", num_groups), top_groups=fields.integer("topk_group", top_groups)
+    )
+
+
+def with_shared_experts(fields: FamilyFields, experts: MoeSpec, default: int) -> MoeSpec:
+    """The same layer with `n_shared_experts` shared experts, which are stored as one wide expert."""
+    refuse_null(fields, "n_shared_experts")
+    return replace(experts, shared_size=fields.integer("n_shared_experts", default) * experts.size)
+
+
+def refuse_null(fields: FamilyFields, *names: str) -> None:
+    """For fields whose default is wrong for most models: null says nothing, and transformers cannot compute it either."""
+    for name in names:
+        if fields.is_null(name):
+            raise fields.refusal(f"{name}=null is not supported; give its value, or remove the field for its default")
+
+
+def refuse_other_values(fields: FamilyFields, **only: object) -> None:
+    """Refuses fields that the family's class in transformers does not read, unless they say what it computes."""
+    for name, value in only.items():
+        if fields.has(name) and fields.values[name] != value:
+            raise fields.refusal(f"{name}={fields.values[name]!r} is not supported for this family; {value!r} is")
+
+
+def first_layers_dense(
+    fields: FamilyFields,
+    mixers: Sequence[MixerSpec],
+    read: Callable[[FamilyFields], MoeSpec],
+    *,
+    default: int,
+    bias: bool = False,
+) -> tuple[LayerSpec, ...]:
+    """A layer for each mixer. The first ones, as many as first_k_dense_replace says (`default` if it is absent), have one MLP
+    of size intermediate_size, with biases if `bias`. The others have the experts that `read` returns."""
+    refuse_null(fields, "first_k_dense_replace")
+    num_dense = fields.integer("first_k_dense_replace", default, least=0)
+    layers = [LayerSpec(mixer=mixer, mlp=fields.mlp(bias=bias)) for mixer in mixers[:num_dense]]
+    if num_dense < len(mixers):
+        experts = read(fields)
+        layers += [LayerSpec(mixer=mixer, mlp=experts) for mixer in mixers[num_dense:]]
+    return tuple(layers)
 
 
 def sparse_layers(fields: FamilyFields, mixers: Sequence[MixerSpec], experts: MoeSpec) -> tuple[LayerSpec, ...]:
@@ -66,3 +136,10 @@ def sparse_layers(fields: FamilyFields, mixers: Sequence[MixerSpec], experts: Mo
         has_experts = index not in dense and (index + 1) % step == 0
         layers.append(LayerSpec(mixer=mixer, mlp=experts if has_experts else fields.mlp()))
     return tuple(layers)
+
+
+def drafting_layers(fields: FamilyFields) -> tuple[str, ...]:
+    """The names of the layers behind the last one, which predict drafts (`ModelArchitecture.unread`)."""
+    num_layers = fields.num_layers
+    count = fields.integer("num_nextn_predict_layers", 1, least=0)
+    return tuple(f"model.layers.{index}." for index in range(num_layers, num_layers + count))

@@ -112,11 +112,16 @@ class FamilyFields(JsonFields):
         self, *, bias: bool = False, is_fused: bool = False, name: str = "hidden_act", default: str = "silu"
     ) -> GatedMlpSpec:
         """`name`: the field with the name of the activation. If config.json does not have it, the activation is `default`."""
+        activation = self.activation(name, default)
+        size = self.integer("intermediate_size")
+        return GatedMlpSpec(size=size, bias=bias, activation=activation, is_fused=is_fused)
+
+    def activation(self, name: str, default: str = "silu") -> str:
+        """See `mlp`."""
         activation = self.text(name, default)
         if activation not in _ACTIVATIONS:
             raise self.refusal(f"{name}={activation!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
-        size = self.integer("intermediate_size")
-        return GatedMlpSpec(size=size, bias=bias, activation=_ACTIVATIONS[activation], is_fused=is_fused)
+        return _ACTIVATIONS[activation]
 
     def silu_mlp(self) -> GatedMlpSpec:
         """The MLP of a family whose recurrent layers have the activation SiLU: they read the same field, or no field."""

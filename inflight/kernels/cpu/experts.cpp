@@ -10,6 +10,8 @@
 // added in the order of its choices.
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <vector>
 
 #include "linear_product.h"
@@ -19,6 +21,7 @@ namespace {
 
 constexpr int64_t kParallelElements = 1 << 13;  // with fewer, waking the other threads costs more than they save
 constexpr int64_t kPairsAtOnce = 2048;          // of the experts of a batch, if it has several; bounds the memory for arranged rows
+constexpr float kLeastSum = 1e-20f;             // is added to a sum of scores, so that scores that are all 0 give weights of 0
 
 struct Choice {  // int32 [., 2] in Python
     int32_t expert;
@@ -48,24 +51,56 @@ float sigmoid_of(float x) {
     return lanes[0];
 }
 
+// The first of the highest scores that are not taken. One must be left.
+int64_t find_highest(const float* scores, const bool* is_taken, int64_t count) {
+    int64_t best = -1;
+    for (int64_t i = 0; i < count; i++)
+        if (!is_taken[i] && (best < 0 || scores[i] > scores[best])) best = i;
+    return best;
+}
+
+float score_of_group(const ExpertRouter& router, const float* scores, int64_t size) {
+    float highest = scores[0], second = -std::numeric_limits<float>::infinity();
+    for (int64_t i = 1; i < size; i++) {
+        second = std::max(second, std::min(highest, scores[i]));
+        highest = std::max(highest, scores[i]);
+    }
+    return router.group_scoring == 0 ? highest : highest + second;
+}
+
+// Marks the experts of all groups that are not chosen.
+void take_other_groups(const ExpertRouter& router, const float* scores, bool* is_taken) {
+    const int64_t num_groups = router.num_groups, size = router.num_experts / num_groups;
+    float of_group[kMostExperts];
+    bool is_chosen[kMostExperts] = {};
+    for (int64_t group = 0; group < num_groups; group++)
+        of_group[group] = score_of_group(router, scores + group * size, size);
+    for (int64_t place = 0; place < router.top_groups; place++)
+        is_chosen[find_highest(of_group, is_chosen, num_groups)] = true;
+    for (int64_t i = 0; i < router.num_experts; i++) is_taken[i] = !is_chosen[i / size];
+}
+
 void choose(const ExpertRouter& router, const float* given, Choice* choices) {
     alignas(64) float logits[kMostExperts + kLanes] = {}, scores[kMostExperts + kLanes];
+    float for_choice[kMostExperts];
     bool is_taken[kMostExperts] = {};
     const int64_t count = router.num_experts;
     std::copy(given, given + count, logits);
     write_scores(router, logits, count, scores);
+    for (int64_t i = 0; i < count; i++) for_choice[i] = router.choice_bias ? scores[i] + router.choice_bias[i] : scores[i];
+    const bool has_nan = std::any_of(for_choice, for_choice + count, [](float score) { return std::isnan(score); });
+    if (router.num_groups > 1) take_other_groups(router, for_choice, is_taken);
     float total = 0;
     for (int64_t place = 0; place < router.top_k; place++) {
-        int64_t best = -1;
-        for (int64_t i = 0; i < count; i++)
-            if (!is_taken[i] && (best < 0 || scores[i] > scores[best])) best = i;
+        const int64_t best = find_highest(for_choice, is_taken, count);
         is_taken[best] = true;
         choices[place] = {static_cast<int32_t>(best), scores[best]};
         total += scores[best];
     }
     for (int64_t place = 0; place < router.top_k; place++) {
-        if (router.renormalizes) choices[place].weight /= total;
+        if (router.renormalizes) choices[place].weight /= total + kLeastSum;
         choices[place].weight *= router.scale;
+        if (has_nan) choices[place].weight = std::numeric_limits<float>::quiet_NaN();  // only this row's request fails
     }
     if (router.has_shared)
         choices[router.top_k] = {static_cast<int32_t>(count), router.has_shared_gate ? sigmoid_of(given[count]) : 1.0f};

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inflight.config.experts import SCORINGS, MoeSpec
+from inflight.config.experts import GROUP_SCORINGS, SCORINGS, MoeSpec
 from inflight.kernels.cpu.call_checks import require
 from inflight.kernels.cpu.functions import DTYPES, ExpertRouter, Experts, LinearWeight
 from inflight.kernels.cpu.limits import experts_problem, require_supported
@@ -21,6 +21,7 @@ class CpuExperts:
     Args:
         gate_up, down: the packed weights of each expert; those of a shared expert are the last.
         dtype: of hidden states.
+        choice_bias: see `choose_experts`.
 
     Raises:
         ConfigError: the kernels do not support the experts.
@@ -33,6 +34,7 @@ class CpuExperts:
         gate_up: Sequence[PackedLinear],
         down: Sequence[PackedLinear],
         dtype: torch.dtype,
+        choice_bias: Tensor | None = None,
     ) -> None:
         require_supported(experts_problem(spec.num_experts, spec.router.top_k))
         num_experts, hidden_size = spec.num_experts + bool(spec.shared_size), down[0].num_columns
@@ -46,15 +48,23 @@ class CpuExperts:
         require(
             fits, "experts need a gated weight and one for its results, all for one hidden size", dtype, num_experts
         )
-        self._kernels, self._kept = kernels, (gate_up, down)
+        require(spec.router.problem(spec.num_experts) is None, "the router must fit its experts", spec)
+        if choice_bias is not None:
+            fits = choice_bias.shape == (spec.num_experts,) and choice_bias.dtype == torch.float32
+            require(fits and choice_bias.is_contiguous(), "a bias needs a float32 for each expert", choice_bias)
+        self._kernels, self._kept = kernels, (gate_up, down, choice_bias)
         self._gate_up, self._down = (
             (LinearWeight * num_experts)(*(each.weight for each in weights)) for weights in (gate_up, down)
         )
         self._router = ExpertRouter(
             spec.num_experts,
             spec.router.top_k,
+            spec.router.num_groups,
+            spec.router.top_groups,
+            None if choice_bias is None else choice_bias.data_ptr(),
             spec.router.scale,
             SCORINGS.index(spec.router.scoring),
+            GROUP_SCORINGS.index(spec.router.group_scoring),
             spec.router.renormalizes,
             spec.shared_size > 0,
             spec.has_shared_gate,

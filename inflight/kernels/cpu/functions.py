@@ -70,10 +70,13 @@ class ShortConv(ctypes.Structure):
 
 
 class ExpertRouter(ctypes.Structure):
-    """The struct of this name in kernels.h."""
+    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointer alive."""
 
     _fields_ = _fields(
-        (c_int64, "num_experts top_k"), (c_float, "scale"), (c_int32, "scoring renormalizes has_shared has_shared_gate")
+        (c_int64, "num_experts top_k num_groups top_groups"),
+        (c_void_p, "choice_bias"),
+        (c_float, "scale"),
+        (c_int32, "scoring group_scoring renormalizes has_shared has_shared_gate"),
     )
 
 

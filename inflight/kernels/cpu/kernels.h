@@ -96,8 +96,12 @@ constexpr int64_t kMostExperts = 1024;
 struct ExpertRouter {  // as in config/experts.py
     int64_t num_experts;           // at most kMostExperts
     int64_t top_k;
+    int64_t num_groups;            // of equal size; 1: no groups
+    int64_t top_groups;
+    const float* choice_bias;      // [num_experts], or null
     float scale;
     int32_t scoring;               // 0: softmax, 1: sigmoid
+    int32_t group_scoring;         // 0: the highest score, 1: the sum of the two highest
     int32_t renormalizes;
     int32_t has_shared;            // whether each row has the expert `num_experts` behind the chosen ones
     int32_t has_shared_gate;       // whether the shared expert has a logit

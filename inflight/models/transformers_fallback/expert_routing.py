@@ -37,14 +37,16 @@ class ExpertRouting(TorchFunctionMode):
         indices = _rows(result[1], self._num_tokens)
         if scores is None or indices is None:
             return result
-        self.noted.append((scores.float(), indices))
+        scores = scores.float()
+        scores = scores.masked_fill(scores.isneginf(), 0)  # experts of groups that are not chosen
+        self.noted.append((scores, indices))
         if not self._left:
             return result
         their_scores, their_indices = self._left.pop(0)
         if their_scores.shape != scores.shape or their_indices.shape != indices.shape:
             return result
         spread = (their_scores - their_scores.mean(-1, keepdim=True)).norm(dim=-1, keepdim=True)
-        is_close = (scores.float() - their_scores).norm(dim=-1, keepdim=True) <= self._tolerance * spread
+        is_close = (scores - their_scores).norm(dim=-1, keepdim=True) <= self._tolerance * spread
         chosen = torch.where(is_close, their_indices, indices).view(result[1].shape)
         return torch.return_types.topk((args[0].gather(-1, chosen), chosen))
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from inflight.config.architecture import GELU_TANH
-from inflight.config.experts import MoeSpec, RouterSpec, share_read
+from inflight.config.architecture import GELU_TANH, SIGMOID
+from inflight.config.experts import HIGHEST, TWO_HIGHEST, MoeSpec, RouterSpec, share_read
 from inflight.config.parse_architecture import parse_architecture
 from inflight.errors import UnsupportedModelError
 from tests.support.model_zoo import FAMILY_CONFIGS
@@ -38,9 +39,9 @@ def test_experts_are_divided_by_their_width() -> None:
     assert str(SPEC) == "experts of size 12 and a shared one of size 20"
 
 
-def specs(name: str, **fields: Any) -> list[Any]:  # Any: of each layer its MLP
-    config = {**FAMILY_CONFIGS[name][0].to_dict(), "architectures": None, **fields}
-    return [layer.mlp for layer in parse_architecture(config).layers]
+def specs(name: str, config: int = 0, **fields: Any) -> list[Any]:  # Any: of each layer its MLP
+    given = {**FAMILY_CONFIGS[name][config].to_dict(), "architectures": None, **fields}
+    return [layer.mlp for layer in parse_architecture(given).layers]
 
 
 def test_qwen3_moe() -> None:
@@ -57,6 +58,61 @@ def test_other_families() -> None:
     assert specs("granitemoe")[0].router.renormalizes
     assert not specs("olmoe")[0].router.renormalizes
     assert (specs("qwen2_moe")[0].shared_size, specs("qwen2_moe")[0].has_shared_gate) == (48, True)
+
+
+def test_deepseek_and_glm() -> None:
+    dense, spec, _ = specs("deepseek_v3", config=2)
+    assert dense.kind == "gated"
+    router = RouterSpec(top_k=3, renormalizes=True, scale=2.5, has_choice_bias=True, scoring=SIGMOID)
+    router = replace(router, num_groups=4, top_groups=2, group_scoring=TWO_HIGHEST)
+    assert spec == MoeSpec(num_experts=8, size=32, router=router, shared_size=32)
+    spec = specs("deepseek_v2", config=3)[1]
+    assert spec.router == RouterSpec(top_k=3, scale=2.5, num_groups=4, top_groups=2, group_scoring=HIGHEST)
+    assert spec.shared_size == 64
+    assert specs("deepseek_v2", config=3, topk_method="greedy")[1].router.num_groups == 1
+    assert not specs("deepseek_v3", config=2, norm_topk_prob=None)[1].router.renormalizes
+    assert [each.kind for each in specs("glm4_moe", first_k_dense_replace=0)] == ["moe"] * 3
+    kinds = ["sparse", "dense", "sparse"]
+    found = specs("glm4_moe_lite", mlp_layer_types=kinds, first_k_dense_replace=None)
+    assert [each.kind for each in found] == ["moe", "gated", "moe"]
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "fields", "message"),
+    [
+        ("deepseek_v2", 3, {"scoring_func": "sigmoid"}, "scoring_func='sigmoid'.*'softmax' is"),
+        (
+            "deepseek_v2",
+            3,
+            {"topk_method": "noaux_tc"},
+            "topk_method='noaux_tc' is not supported; supported are greedy",
+        ),
+        ("deepseek_v2", 3, {"topk_method": None}, "topk_method=null"),
+        ("deepseek_v2", 3, {"norm_topk_prob": True}, "norm_topk_prob=True"),
+        ("deepseek_v2", 3, {"moe_layer_freq": 2}, "moe_layer_freq=2"),
+        ("deepseek_v2", 3, {"n_group": None}, "n_group is missing"),
+        ("deepseek_v2", 3, {"n_group": 3}, "n_group=3.*: 8 experts cannot be divided into 3 groups"),
+        ("deepseek_v2", 3, {"topk_group": 5}, "topk_group=5.*: 5 of 4 groups"),
+        ("deepseek_v2", 3, {"topk_group": 1}, "num_experts_per_tok=3: 1 groups of 2 experts do not have 3 experts"),
+        ("deepseek_v2", 3, {"n_shared_experts": None}, "n_shared_experts=null"),
+        ("deepseek_v2", 3, {"n_shared_experts": 0}, "n_shared_experts=0"),
+        ("deepseek_v2", 3, {"mlp_bias": True}, "mlp_bias=True is not supported in layers with experts"),
+        ("deepseek_v2", 3, {"routed_scaling_factor": 0}, "routed_scaling_factor=0 is not a positive number"),
+        ("deepseek_v3", 2, {"scoring_func": "softmax"}, "scoring_func='softmax'.*'sigmoid' is"),
+        ("deepseek_v3", 2, {"topk_method": "greedy"}, "topk_method='greedy'.*'noaux_tc' is"),
+        ("deepseek_v3", 2, {"n_group": 8, "topk_group": 8}, "8 groups of 8 experts have no second score"),
+        ("deepseek_v3", 2, {"n_group": 1, "topk_group": 2}, "2 of 1 groups"),
+        ("deepseek_v3", 2, {"first_k_dense_replace": None}, "first_k_dense_replace=null"),
+        ("deepseek_v3", 2, {"n_routed_experts": None}, "n_routed_experts is missing"),
+        ("glm4_moe_lite", 0, {"mlp_layer_types": ["dense"] * 2}, "mlp_layer_types=.* must have 3 entries"),
+        ("glm4_moe_lite", 0, {"mlp_layer_types": ["moe"] * 3}, "each must be dense or sparse"),
+        ("glm4_moe_lite", 0, {"first_k_dense_replace": 2}, "first_k_dense_replace=2 contradicts mlp_layer_types"),
+        ("glm4_moe", 0, {"num_experts_per_tok": 9}, "num_experts_per_tok=9 is more than the number of experts, 8"),
+    ],
+)
+def test_routing_that_is_not_supported(family: str, config: int, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        specs(family, config, **fields)
 
 
 @pytest.mark.parametrize(

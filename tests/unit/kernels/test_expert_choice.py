@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from inflight.config.architecture import SIGMOID
-from inflight.config.experts import MoeSpec, RouterSpec
+from inflight.config.experts import HIGHEST, TWO_HIGHEST, MoeSpec, RouterSpec
 from inflight.kernels.expert_choice import choose_experts, compute_experts
 
 
@@ -18,8 +18,8 @@ def spec(num_experts: int = 6, *, shared_size: int = 0, has_shared_gate: bool = 
     )
 
 
-def chosen_and_weights(logits: Tensor, of: MoeSpec) -> tuple[list[list[int]], Tensor]:
-    choices = choose_experts(logits, of)
+def chosen_and_weights(logits: Tensor, of: MoeSpec, bias: Tensor | None = None) -> tuple[list[list[int]], Tensor]:
+    choices = choose_experts(logits, of, bias)
     return choices[..., 0].tolist(), choices[..., 1].contiguous().view(torch.float32)
 
 
@@ -40,6 +40,50 @@ def test_renormalized_weights_are_a_softmax_over_the_chosen_ones() -> None:
 def test_sigmoids_and_a_scale() -> None:
     chosen, weights = chosen_and_weights(LOGITS, spec(scoring=SIGMOID, scale=2.5))
     torch.testing.assert_close(weights, 2.5 * LOGITS.gather(1, torch.tensor(chosen)).sigmoid())
+
+
+def test_a_bias_changes_the_choice_and_no_weight() -> None:
+    bias = torch.tensor([0.0, 0.0, 0.9, 0.0, 0.0, 0.0])
+    chosen, weights = chosen_and_weights(LOGITS, spec(scoring=SIGMOID), bias)
+    assert chosen == [[2, 1], [2, 0]]
+    torch.testing.assert_close(weights, LOGITS.gather(1, torch.tensor(chosen)).sigmoid())
+
+
+@pytest.mark.parametrize(
+    ("group_scoring", "numbers", "wanted"),
+    [
+        (HIGHEST, [3.0, -9.0, 2.0, 2.0, 1.0, 1.0], [0, 2, 3]),
+        (TWO_HIGHEST, [3.0, -9.0, 2.0, 2.0, 1.0, 1.0], [2, 3, 4]),
+        (HIGHEST, [1.0, 0.0, 1.0, 1.0, 1.0, 1.0], [0, 2, 3]),  # of equal groups the first two
+    ],
+)
+def test_only_experts_of_the_best_groups_are_chosen(
+    group_scoring: str, numbers: list[float], wanted: list[int]
+) -> None:
+    of = spec(top_k=3, scoring=SIGMOID, num_groups=3, top_groups=2, group_scoring=group_scoring)
+    assert sorted(chosen_and_weights(torch.tensor([numbers]), of)[0][0]) == wanted
+
+
+def test_scores_that_are_all_zero_give_weights_of_zero() -> None:
+    _, weights = chosen_and_weights(torch.full((1, 6), -200.0), spec(scoring=SIGMOID, renormalizes=True))
+    assert weights.tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "router", "problem"),
+    [
+        (6, {"top_k": 7}, "7 of 6 experts cannot be chosen"),
+        (6, {"num_groups": 4}, "6 experts cannot be divided into 4 groups"),
+        (6, {"num_groups": 2, "top_groups": 3}, "3 of 2 groups of experts cannot be chosen"),
+        (6, {"num_groups": 3, "top_groups": 1, "top_k": 3}, "1 groups of 2 experts do not have 3 experts"),
+        (6, {"num_groups": 6, "top_groups": 2, "group_scoring": TWO_HIGHEST}, "6 groups of 6 experts have no second"),
+        (6, {"num_groups": 6, "top_groups": 2}, None),
+        (6, {"num_groups": 3, "top_groups": 3, "top_k": 6, "group_scoring": TWO_HIGHEST}, None),
+    ],
+)
+def test_a_router_must_fit_its_experts(num_experts: int, router: dict[str, object], problem: str | None) -> None:
+    found = spec(num_experts, **router).router.problem(num_experts)  # type: ignore[arg-type]
+    assert found is None if problem is None else found is not None and problem in found
 
 
 @pytest.mark.parametrize("has_gate", [False, True])

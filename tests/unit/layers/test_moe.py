@@ -17,8 +17,20 @@ from tests.unit.layers.zoo_layers import assert_equal, both_models, drawn
 NUM_TOKENS = 29
 CASES = [
     (family, index)
-    for family in ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "gpt_oss")
-    for index in range(len(FAMILY_CONFIGS[family]))
+    for family in (
+        "qwen3_moe",
+        "qwen2_moe",
+        "mixtral",
+        "olmoe",
+        "granitemoe",
+        "gpt_oss",
+        "deepseek_v2",
+        "deepseek_v3",
+        "glm4_moe_lite",
+        "glm4_moe",
+    )
+    for index, config in enumerate(FAMILY_CONFIGS[family])
+    if getattr(config, "first_k_dense_replace", 0) < config.num_hidden_layers
 ]
 
 

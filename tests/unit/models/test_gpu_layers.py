@@ -28,6 +28,8 @@ ALIKE = {
     "deepseek_v2": "deepseek_v3",
     "youtu": "deepseek_v3",
     "minicpm3": "deepseek_v3",
+    "glm4_moe_lite": "deepseek_v3",
+    "glm4_moe": "qwen2_moe",
 }
 FAMILIES = [
     pytest.param(family, marks=pytest.mark.full_gpu) if family in ALIKE else family for family in sorted(FAMILY_CONFIGS)

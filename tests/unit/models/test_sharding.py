@@ -77,6 +77,7 @@ def run_stages(stages: list[CausalLM]) -> Tensor:
         ("lfm2", 1, 2),
         ("deepseek_v2", 0, 2),  # latent attention
         ("minicpm3", 0, 4),
+        ("deepseek_v3", 2, 2),  # groups of experts, a bias for the choice, a shared expert
     ],
 )
 def test_the_ranks_together_are_the_whole(tmp_path: Path, family: str, index: int, size: int, load_format: str) -> None:

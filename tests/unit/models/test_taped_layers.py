@@ -155,6 +155,7 @@ def assert_same(found: list[Tensor], wanted: list[Tensor]) -> None:
         ("lfm2", 1, {}),
         ("deepseek_v2", 0, {}),  # latent attention
         ("deepseek_v2", 1, {}),  # queries from a latent vector
+        ("deepseek_v3", 2, {}),  # groups of experts
         ("ministral3", 0, {}),  # scaled queries
         ("gemma4", 0, {}),  # layers that read the cache of others, and vectors of the tokens
         ("olmo2", 0, {}),  # norms of all heads together, and none before the MLP

@@ -369,6 +369,8 @@ def experts(kernels: Kernels) -> Iterator[Call]:
     for num_experts, top_k in ((1, 1), (7, 7), (16, 3), (17, 1), (1024, 8), (1025, 8), (4, 5)):
         yield experts_of(kernels, BFLOAT16, 0, 20, num_experts, top_k, rows=[1, 13])
     yield experts_of(kernels, BFLOAT16, 0, 36, 3, 2, rows=[1400], num_threads=3)  # batches of experts
+    for groups in ({"num_groups": 5, "top_groups": 2}, {"num_groups": 1020, "top_groups": 8}):
+        yield experts_of(kernels, FLOAT32, 0, 16, 1020, 8, rows=[1, 40], has_choice_bias=True, **groups)
 
 
 def experts_of(
@@ -381,8 +383,10 @@ def experts_of(
     *,
     rows: Sequence[int],
     num_threads: int = 1,
+    **router: int,
 ) -> Call:
-    """`bits`: of the weights; 0: they are floats. The hidden size and that of a shared expert are `size`, too."""
+    """`bits`: of the weights; 0: they are floats. The hidden size and that of a shared expert are `size`, too. `router`: more
+    fields of `RouterSpec`."""
     memory = kernels.memory
 
     def pack(gate: str | None) -> PackedLinear:
@@ -393,11 +397,11 @@ def experts_of(
         return pack_integers(kernels.library, memory, quantized, None, gate=gate)  # type: ignore[arg-type]
 
     def run() -> None:
-        spec = MoeSpec(
-            num_experts=num_experts, size=size, router=RouterSpec(top_k=top_k), shared_size=size, has_shared_gate=True
-        )
+        given = RouterSpec(top_k=top_k, **router)  # type: ignore[arg-type]
+        spec = MoeSpec(num_experts=num_experts, size=size, router=given, shared_size=size, has_shared_gate=True)
+        bias = memory.normal(num_experts) if given.has_choice_bias else None
         packed = [[pack(gate) for _ in range(num_experts + 1)] for gate in (SILU, None)]
-        layer = CpuExperts(kernels.library, spec, packed[0], packed[1], dtype)
+        layer = CpuExperts(kernels.library, spec, packed[0], packed[1], dtype, bias)
         torch.set_num_threads(num_threads)
         for num_rows in rows:
             choices = layer.choose(memory.normal(num_rows, num_experts + 1))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from inflight.config.architecture import GELU_TANH, SIGMOID, SILU, SWIGLU_OAI
-from inflight.config.experts import SOFTMAX, MoeSpec, RouterSpec
+from inflight.config.experts import HIGHEST, SOFTMAX, TWO_HIGHEST, MoeSpec, RouterSpec
 from inflight.kernels.cpu.experts import CpuExperts
 from inflight.kernels.cpu.huge_pages import HugePages
 from inflight.kernels.cpu.library import open_kernels
@@ -51,7 +51,8 @@ class Layer:
         down = [pack(draw(99 + i, HIDDEN_SIZE, size) * 0.2, None) for i, size in enumerate(sizes)]
         self.up, self.down = [each for _, each in up], [each for _, each in down]
         self.packed_up, self.packed_down = [each for each, _ in up], [each for each, _ in down]
-        self.kernel = CpuExperts(kernels, spec, self.packed_up, self.packed_down, dtype)
+        self.bias = draw(7, spec.num_experts) * 0.3 if spec.router.has_choice_bias else None
+        self.kernel = CpuExperts(kernels, spec, self.packed_up, self.packed_down, dtype, self.bias)
 
     def truth(self, hidden: Tensor, choices: Tensor) -> Tensor:
         chosen, weights = choices[..., 0], choices[..., 1].contiguous().view(torch.float32).double()
@@ -87,6 +88,21 @@ def spec_of(num_experts: int = 7, top_k: int = 3, **fields: object) -> MoeSpec:
         spec_of(129, 8, router=RouterSpec(top_k=8, scoring=SIGMOID, renormalizes=True, scale=2.5)),
         spec_of(6, 1, shared_size=32),
         spec_of(16, 2, shared_size=32, has_shared_gate=True, router=RouterSpec(top_k=2, scoring=SOFTMAX)),
+        spec_of(12, router=RouterSpec(top_k=4, num_groups=6, top_groups=2, group_scoring=HIGHEST, scale=16.0)),
+        spec_of(12, router=RouterSpec(top_k=3, num_groups=12, top_groups=3, group_scoring=HIGHEST)),
+        spec_of(9, router=RouterSpec(top_k=4, has_choice_bias=True, scoring=SIGMOID)),
+        spec_of(
+            32,
+            router=RouterSpec(
+                top_k=6,
+                scoring=SIGMOID,
+                has_choice_bias=True,
+                num_groups=4,
+                top_groups=2,
+                group_scoring=TWO_HIGHEST,
+                renormalizes=True,
+            ),
+        ),
     ],
 )
 @pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
@@ -95,15 +111,19 @@ def test_choices_are_those_of_the_formula(name: str, spec: MoeSpec) -> None:
     logits = draw(5, 70, spec.num_experts + spec.has_shared_gate) * 2
     logits[3, :5] = 1.5  # equal scores
     logits[4] = 0
-    ours, truth = layer.kernel.choose(logits), choose_experts(logits, spec)
+    ours, truth = layer.kernel.choose(logits), choose_experts(logits, spec, layer.bias)
     assert torch.equal(ours[..., 0], truth[..., 0])
     weights, expected = (each[..., 1].contiguous().view(torch.float32) for each in (ours, truth))
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-7)
 
 
+GROUPED = RouterSpec(top_k=3, num_groups=7, top_groups=3, has_choice_bias=True, scoring=SIGMOID)
+
+
+@pytest.mark.parametrize("router", [RouterSpec(top_k=3), GROUPED])
 @pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
-def test_nan_stays_in_its_row(name: str) -> None:
-    layer = Layer(name, spec_of(), torch.float32, 32)
+def test_nan_stays_in_its_row(name: str, router: RouterSpec) -> None:
+    layer = Layer(name, spec_of(router=router), torch.float32, 32)
     hidden, logits = draw(1, 20, HIDDEN_SIZE), draw(2, 20, 7)
     _, clean = layer(hidden, logits)
     logits[4, 2], hidden[9, 3] = torch.nan, torch.nan
