@@ -23,8 +23,9 @@ class RouterSpec:
     """How the router chooses `top_k` experts for a token, and how their results are weighted.
 
     The router has a number for each expert. Its score is the softmax over all experts, or the sigmoid (`scoring`). The experts
-    with the highest scores are chosen. Their weights are their scores; if `renormalizes`, divided by their sum; then multiplied
-    by `scale`. (A softmax over the numbers of the chosen experts only is SOFTMAX with `renormalizes`.)
+    with the highest scores are chosen. Their weights are their scores; if `renormalizes`, divided by their sum plus
+    `sum_offset`, so that scores that are all 0 give weights of 0; then multiplied by `scale`. (A softmax over the numbers of
+    the chosen experts only is SOFTMAX with `renormalizes`.)
 
     `has_choice_bias`: the checkpoint has a number for each expert, which is added to the score for the choice, but not for the
     weight. With `num_groups` > 1, the experts are divided into so many groups of neighbours. Only experts of the `top_groups`
@@ -37,6 +38,7 @@ class RouterSpec:
     scoring: str = SOFTMAX
     renormalizes: bool = False
     scale: float = 1.0
+    sum_offset: float = 1e-20
     bias: bool = False
     has_choice_bias: bool = False
     num_groups: int = 1

@@ -57,7 +57,7 @@ def is_known_family(config: Mapping[str, object]) -> bool:
     """Whether Inflight's own code supports the model's family. `parse_architecture` may still refuse this variant of it."""
     fields = FamilyFields(config)
     names = _architecture_names(fields)
-    return any(name in _WRAPPERS or (name in BY_ARCHITECTURE and BY_ARCHITECTURE[name].takes(fields)) for name in names)
+    return any(name in _WRAPPERS or name in BY_ARCHITECTURE for name in names)
 
 
 def _architecture_names(fields: JsonFields) -> tuple[str, ...]:

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from inflight.config.experts import HIGHEST, SOFTMAX, MoeSpec, RouterSpec
 
-_LEAST_SUM = 1e-20  # is added to a sum of scores, so that scores that are all 0 give weights of 0
-
 
 def choose_experts(logits: Tensor, spec: MoeSpec, choice_bias: Tensor | None = None) -> Tensor:
     """
@@ -58,7 +56,7 @@ def weigh(logits: Tensor, chosen: Tensor, spec: MoeSpec) -> Tensor:
     """The choices, if the experts `chosen`, int64 [num_tokens, top_k], are chosen."""
     weights = scores_of(logits, spec).gather(-1, chosen)
     if spec.router.renormalizes:
-        weights = weights / (weights.sum(-1, keepdim=True) + _LEAST_SUM)
+        weights = weights / (weights.sum(-1, keepdim=True) + spec.router.sum_offset)
     weights = weights * spec.router.scale
     if spec.shared_size:
         gate = logits[:, spec.num_experts :].sigmoid() if spec.has_shared_gate else torch.ones_like(weights[:, :1])

@@ -40,6 +40,7 @@ MODELS = {
     "experts, C++": ("qwen3_moe", 0, 16),
     "a shared expert": ("qwen2_moe", 1, 4),
     "sinks, experts with biases, C++": ("gpt_oss", 0, 16),
+    "recurrent layers and experts, C++": ("qwen3_5_moe", 0, 16),
     "groups of experts, C++": ("deepseek_v3", 2, 16),
     "transformers, experts": ("ernie4_5_moe", 0, 16),
     "transformers, recurrent layers": ("falcon_h1", 0, 16),

@@ -37,6 +37,9 @@ FLOAT32_TOLERANCE = 1e-4  # largest difference over largest logit; over the zoo 
 # In bf16 the two round in different places, layer after layer, and neither is the truth. Both are compared with float32:
 # our root mean square error over theirs. Over the zoo it is 0.86 to 1.05.
 BFLOAT16_ERROR_RATIO = 1.15
+# In these, roundings grow from layer to layer: the error of both is ten times as large as in other models. Over ten random
+# models the ratio is 0.7 to 1.7, and 1.06 on average.
+GROWING_ERROR_RATIOS = dict.fromkeys(("qwen3_5_moe", "qwen3_next"), 2.0)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +151,8 @@ def test_bfloat16_logits(
             theirs = reference_model(folder, dtype=torch.bfloat16)(prompt().unsqueeze(0)).logits[0].float()
         choose_as(routing, monkeypatch)
         ours = run_prompt(load(folder, "bfloat16"), prompt())
-    assert rms(ours - truth) < BFLOAT16_ERROR_RATIO * rms(theirs - truth)
+    most = GROWING_ERROR_RATIOS.get(family, BFLOAT16_ERROR_RATIO)
+    assert rms(ours - truth) < most * rms(theirs - truth)
 
 
 def run_in_chunks(model: CausalLM, backend: AttentionBackend, token_ids: Tensor, sizes: tuple[int, ...]) -> Tensor:

@@ -31,6 +31,7 @@ from transformers import (
     GraniteConfig,
     GraniteMoeConfig,
     Lfm2Config,
+    Lfm2MoeConfig,
     LlamaConfig,
     MiniCPM3Config,
     Ministral3Config,
@@ -46,6 +47,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -79,6 +81,12 @@ _LATENT: dict[str, Any] = {
     "v_head_dim": 40,
 }
 _EXPERTS = {**_COMMON, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_GATED_EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
 # DeepSeek's: two of three layers have experts
 _ROUTED: dict[str, Any] = {
     "num_hidden_layers": 3,
@@ -137,6 +145,12 @@ def _qwen3_5(**fields: Any) -> PreTrainedConfig:
 
 def _lfm2(**fields: Any) -> Lfm2Config:
     return Lfm2Config(**{**_COMMON, "num_hidden_layers": 3, "block_multiple_of": 16, **fields})
+
+
+def _lfm2_moe(**fields: Any) -> Lfm2MoeConfig:
+    return Lfm2MoeConfig(
+        **{**_EXPERTS, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], **fields}
+    )
 
 
 def _llama(**fields: Any) -> LlamaConfig:
@@ -224,6 +238,17 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
     "qwen3_next": [
         _hybrid(Qwen3NextConfig, num_experts=0),
         _hybrid(Qwen3NextConfig, num_experts=0, linear_num_key_heads=4, tie_word_embeddings=True),
+        _hybrid(Qwen3NextConfig, **_GATED_EXPERTS, mlp_only_layers=[1]),
+        _hybrid(Qwen3NextConfig, **_GATED_EXPERTS, norm_topk_prob=False, decoder_sparse_step=2),
+    ],
+    "qwen3_5_moe": [
+        _hybrid(Qwen3_5MoeTextConfig, **_GATED_EXPERTS),
+        _hybrid(
+            Qwen3_5MoeTextConfig,
+            **{**_GATED_EXPERTS, "num_experts_per_tok": 1, "shared_expert_intermediate_size": 96},
+            linear_num_value_heads=2,
+            layer_types=["full_attention", "linear_attention"] * 2,
+        ),
     ],
     "lfm2": [
         _lfm2(layer_types=["conv", "full_attention", "conv"]),
@@ -237,6 +262,11 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
         ),
         # not for the kernel
         _lfm2(full_attn_idxs=[0], hidden_size=72, num_attention_heads=6, block_auto_adjust_ff_dim=False),
+    ],
+    "lfm2_moe": [
+        _lfm2_moe(num_dense_layers=1, routed_scaling_factor=1.5),
+        _lfm2_moe(num_dense_layers=0, use_expert_bias=False, conv_bias=True),
+        _lfm2_moe(num_dense_layers=2, norm_topk_prob=False, tie_word_embeddings=False, num_hidden_layers=3),
     ],
     "ministral3": [
         # queries beyond 16 tokens are scaled

@@ -7,6 +7,6 @@ from inflight.config.families.family import Family
 NAMES = """
     llama mistral qwen2 qwen3 qwen3_5 qwen3_next gemma2 gemma3 gemma4 phi3 olmo2 olmo3 granite smollm3 glm
     glm4 ministral ministral3 lfm2 deepseek_v2 deepseek_v3 youtu minicpm3
-    qwen2_moe qwen3_moe mixtral olmoe granitemoe gpt_oss glm4_moe glm4_moe_lite
+    qwen2_moe qwen3_moe mixtral olmoe granitemoe gpt_oss glm4_moe glm4_moe_lite qwen3_5_moe lfm2_moe
 """.split()
 FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{name}").FAMILY for name in NAMES)

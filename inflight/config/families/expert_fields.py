@@ -44,6 +44,7 @@ def read_experts(
     router = replace(router or RouterSpec(top_k=top_k), top_k=top_k, renormalizes=renormalizes)
     if problem := router.problem(num_experts):
         given = f"n_group={router.num_groups}, topk_group={router.top_groups}, num_experts_per_tok={top_k}"
+        given += f", {' or '.join(names)}={num_experts}"
         raise fields.refusal(f"{given}: {problem}")
     return MoeSpec(
         num_experts=num_experts, size=fields.integer(size), router=router, activation=fields.activation("hidden_act")
@@ -105,13 +106,14 @@ def first_layers_dense(
     mixers: Sequence[MixerSpec],
     read: Callable[[FamilyFields], MoeSpec],
     *,
+    name: str = "first_k_dense_replace",
     default: int,
     bias: bool = False,
 ) -> tuple[LayerSpec, ...]:
-    """A layer for each mixer. The first ones, as many as first_k_dense_replace says (`default` if it is absent), have one MLP
-    of size intermediate_size, with biases if `bias`. The others have the experts that `read` returns."""
-    refuse_null(fields, "first_k_dense_replace")
-    num_dense = fields.integer("first_k_dense_replace", default, least=0)
+    """A layer for each mixer. The first ones, as many as the field `name` says (`default` if it is absent), have one MLP of
+    size intermediate_size, with biases if `bias`. The others have the experts that `read` returns."""
+    refuse_null(fields, name)
+    num_dense = fields.integer(name, default, least=0)
     layers = [LayerSpec(mixer=mixer, mlp=fields.mlp(bias=bias)) for mixer in mixers[:num_dense]]
     if num_dense < len(mixers):
         experts = read(fields)

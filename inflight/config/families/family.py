@@ -27,14 +27,13 @@ class Family:
 
     `parse` makes the specification. It refuses fields whose value is not supported. `reads` has the names of those fields in
     `_NEUTRAL_VALUES` that `parse` reads itself. Those that a kind of layer reads are known to its specification. `wrapper`: the
-    architecture and the model_type of models that also read images; of such a model the part for text is used. `takes`:
-    whether Inflight's own code computes this variant of the family. `unread`: see `ModelArchitecture`. In a GGUF file the
-    family's name is `gguf_name` (None: no GGUF file of the family is supported). `gguf_has_experts`: such a file has experts;
-    a family without experts may have the same name. `gguf_interleaves_heads`: llama.cpp's converter changes the order of the
-    rows of queries and keys. `gguf_names`: keys of the file, without the family's name, -> the fields of config.json with the
-    same values, where only this family has them. `gguf_fields` makes further fields of config.json from the keys of the file,
-    of which it reads `gguf_keys`. `gguf_tensors`: names of a layer's tensors in the file -> their names in the model, where
-    they are not those of most families.
+    architecture and the model_type of models that also read images; of such a model the part for text is used. `unread`: see
+    `ModelArchitecture`. In a GGUF file the family's name is `gguf_name` (None: no GGUF file of the family is supported).
+    `gguf_has_experts`: such a file has experts; a family without experts may have the same name. `gguf_interleaves_heads`:
+    llama.cpp's converter changes the order of the rows of queries and keys. `gguf_names`: keys of the file, without the
+    family's name, -> the fields of config.json with the same values, where only this family has them. `gguf_fields` makes
+    further fields of config.json from the keys of the file, of which it reads `gguf_keys`. `gguf_tensors`: names of a layer's
+    tensors in the file -> their names in the model, where they are not those of most families.
     """
 
     architecture: str
@@ -43,7 +42,6 @@ class Family:
     reads: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     wrapper: tuple[str, str] | None = None
-    takes: Callable[[FamilyFields], bool] = lambda fields: True
     gguf_name: str | None = None
     gguf_has_experts: bool = False
     gguf_names: Mapping[str, str] = field(default_factory=dict)

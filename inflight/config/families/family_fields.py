@@ -3,9 +3,17 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from inflight.config.architecture import DTYPE_BYTES, GELU_TANH, SILU, GatedMlpSpec, LayerSpec, ModelArchitecture
+from inflight.config.architecture import (
+    DTYPE_BYTES,
+    GELU_TANH,
+    SILU,
+    GatedMlpSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelArchitecture,
+)
 from inflight.config.json_fields import JsonFields
-from inflight.config.mixers import AttentionSpec, RopeConfig
+from inflight.config.mixers import AttentionSpec, MixerSpec, RopeConfig
 from inflight.config.parse_rope import parse_rope
 from inflight.config.weight_format import parse_weight_format
 
@@ -125,13 +133,16 @@ class FamilyFields(JsonFields):
 
     def silu_mlp(self) -> GatedMlpSpec:
         """The MLP of a family whose recurrent layers have the activation SiLU: they read the same field, or no field."""
-        mlp = self.mlp()
-        if mlp.activation != SILU:
+        self.require_silu()
+        return self.mlp()
+
+    def require_silu(self) -> None:
+        """See `silu_mlp`."""
+        if self.activation("hidden_act") != SILU:
             raise self.refusal(
                 f"hidden_act={self.text('hidden_act')!r} is not supported by Inflight's own code, because the "
                 "recurrent layers of this family have 'silu'; use model_impl='transformers' (--model-impl transformers)"
             )
-        return mlp
 
     def soft_cap(self, name: str, default: float | None) -> float | None:
         """A soft cap. null means no cap. If the field is absent, the cap is `default`."""
@@ -233,6 +244,11 @@ class FamilyFields(JsonFields):
                 f"{name} or full_attention, and there must be a full_attention"
             )
         return [each == "full_attention" for each in given]
+
+
+def layers_with(mixers: Iterable[MixerSpec], mlp: MlpSpec) -> tuple[LayerSpec, ...]:
+    """A layer for each mixer."""
+    return tuple(LayerSpec(mixer=mixer, mlp=mlp) for mixer in mixers)
 
 
 def parse_dtype(fields: JsonFields) -> str:

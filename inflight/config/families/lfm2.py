@@ -1,26 +1,29 @@
 """LFM2 (arXiv:2511.23404): most layers are short convolutions, the others have attention with norms on queries and keys."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture, NormNames
 from inflight.config.families.family import Family
-from inflight.config.families.family_fields import FamilyFields
-from inflight.config.mixers import HEAD, ShortConvSpec
+from inflight.config.families.family_fields import FamilyFields, layers_with
+from inflight.config.mixers import HEAD, MixerSpec, ShortConvSpec
 
 _NORMS = NormNames(before_attention="operator_norm", before_mlp="ffn_norm")
 _RENAMES = (
+    (".feed_forward.expert_bias", ".mlp.gate.e_score_correction_bias"),
     ("model.embedding_norm.", "model.norm."),
     (".self_attn.out_proj.", ".self_attn.o_proj."),
     (".q_layernorm.", ".q_norm."),
     (".k_layernorm.", ".k_norm."),
-    (".feed_forward.w1.", ".mlp.gate_proj."),
-    (".feed_forward.w2.", ".mlp.down_proj."),
-    (".feed_forward.w3.", ".mlp.up_proj."),
+    (".feed_forward.", ".mlp."),
+    (".w1.", ".gate_proj."),
+    (".w2.", ".down_proj."),
+    (".w3.", ".up_proj."),
 )
 
 
-def _parse(fields: FamilyFields) -> ModelArchitecture:
+def read_lfm2_mixers(fields: FamilyFields, default: list[bool]) -> list[MixerSpec]:
+    """The mixers of all layers. `default`: which layers have attention, if config.json has no layer_types."""
     kernel_size = fields.integer("conv_L_cache", 3)
     if kernel_size < 2:
         raise fields.refusal(f"conv_L_cache={kernel_size} is not supported; at least 2 is")
@@ -28,12 +31,11 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     recurrence = ShortConvSpec(
         num_channels=fields.integer("hidden_size"), kernel_size=kernel_size, bias=fields.boolean("conv_bias", False)
     )
-    mlp = replace(fields.silu_mlp(), size=_mlp_size(fields))
-    full = LayerSpec(mixer=attention, mlp=mlp, norms=_NORMS)
-    short = LayerSpec(mixer=recurrence, mlp=mlp, norms=_NORMS)
-    chosen = range(fields.num_layers) if not fields.has("full_attn_idxs") else fields.token_ids("full_attn_idxs")
-    has_attention = fields.which_have_attention("conv", [index in chosen for index in range(fields.num_layers)])
-    layers = tuple(full if each else short for each in has_attention)
+    return [attention if each else recurrence for each in fields.which_have_attention("conv", default)]
+
+
+def make_lfm2(fields: FamilyFields, layers: Iterable[LayerSpec]) -> ModelArchitecture:
+    layers = tuple(replace(layer, norms=_NORMS) for layer in layers)
     is_tied = fields.boolean("tie_embedding", fields.boolean("tie_word_embeddings", True))
     return replace(
         fields.architecture(layers),
@@ -41,6 +43,13 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
         tie_word_embeddings=is_tied,
         renames=_RENAMES,
     )
+
+
+def _parse(fields: FamilyFields) -> ModelArchitecture:
+    chosen = range(fields.num_layers) if not fields.has("full_attn_idxs") else fields.token_ids("full_attn_idxs")
+    mixers = read_lfm2_mixers(fields, [index in chosen for index in range(fields.num_layers)])
+    mlp = replace(fields.silu_mlp(), size=_mlp_size(fields))
+    return make_lfm2(fields, layers_with(mixers, mlp))
 
 
 def _mlp_size(fields: FamilyFields) -> int:

@@ -6,32 +6,36 @@ from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.families.family import Family, partial_rotation
-from inflight.config.families.family_fields import FamilyFields
-from inflight.config.mixers import HEAD, GatedDeltaSpec
+from inflight.config.families.family_fields import FamilyFields, layers_with
+from inflight.config.mixers import HEAD, GatedDeltaSpec, MixerSpec
 from inflight.errors import UnsupportedModelError
 
 # For images, positions have several parts. Those of a text are all equal, so a text is rotated as always.
 _FIELDS_OF_IMAGES = ("mrope_section", "mrope_interleaved")
 
 
-def parse_hybrid(fields: FamilyFields, *, is_grouped: bool = False) -> ModelArchitecture:
-    """`is_grouped`: see `GatedDeltaSpec`."""
+def read_hybrid_mixers(fields: FamilyFields, *, is_grouped: bool = False) -> list[MixerSpec]:
+    """The mixers of all layers. `is_grouped`: see `GatedDeltaSpec`."""
     rope = fields.mapping("rope_parameters")
     values = {name: value for name, value in rope.values.items() if name not in _FIELDS_OF_IMAGES}
     fields = fields.with_values({"rope_parameters": values})
     partial = fields.number("partial_rotary_factor", 0.25)
     attention = fields.attention(head_dim=256, partial_rotary_factor=partial, reads_bias=True)
     attention = replace(attention, qk_norm=HEAD, has_gate=True)
-    mlp = fields.silu_mlp()
     recurrence = replace(_read_recurrence(fields), is_grouped=is_grouped)
-    full = LayerSpec(mixer=attention, mlp=mlp)
-    recurrent = LayerSpec(mixer=recurrence, mlp=mlp)
     num_layers = fields.num_layers
     interval = fields.integer("full_attention_interval", 4)
     every_fourth = [(index + 1) % interval == 0 for index in range(num_layers)]
     has_attention = fields.which_have_attention("linear_attention", every_fourth)
-    layers = tuple(full if each else recurrent for each in has_attention)
+    return [attention if each else recurrence for each in has_attention]
+
+
+def make_hybrid(fields: FamilyFields, layers: tuple[LayerSpec, ...]) -> ModelArchitecture:
     return replace(fields.architecture(layers), norm_offset=1.0)
+
+
+def _parse(fields: FamilyFields) -> ModelArchitecture:
+    return make_hybrid(fields, layers_with(read_hybrid_mixers(fields), fields.silu_mlp()))
 
 
 def _read_recurrence(fields: FamilyFields) -> GatedDeltaSpec:
@@ -92,6 +96,6 @@ FAMILY = Family(
     },
     wrapper=("Qwen3_5ForConditionalGeneration", "qwen3_5"),
     unread=("mtp.", "model.visual."),
-    parse=parse_hybrid,
+    parse=_parse,
     reads=("partial_rotary_factor",),
 )

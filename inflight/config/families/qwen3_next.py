@@ -1,22 +1,28 @@
-"""Qwen3-Next with dense layers: the layers of Qwen3.5, with projections whose rows are grouped by key heads. (Layers with
-experts are computed by transformers.)"""
+"""Qwen3-Next: the layers of Qwen3.5, with projections whose rows are grouped by key heads, and the experts of Qwen2-MoE."""
+
+from dataclasses import replace
 
 from inflight.config.architecture import ModelArchitecture
+from inflight.config.experts import MoeSpec
+from inflight.config.families.expert_fields import NUM_EXPERTS, read_experts, read_renormalizes, sparse_layers
 from inflight.config.families.family import Family
-from inflight.config.families.family_fields import FamilyFields
-from inflight.config.families.qwen3_5 import parse_hybrid
+from inflight.config.families.family_fields import FamilyFields, layers_with
+from inflight.config.families.qwen3_5 import make_hybrid, read_hybrid_mixers
 
 
-def _is_dense(fields: FamilyFields) -> bool:
-    return fields.values.get("num_experts") == 0
+def read_gated_experts(fields: FamilyFields, *, renormalizes: bool) -> MoeSpec:
+    """Experts with a shared one that has a gate."""
+    fields.require_silu()
+    experts = read_experts(fields, renormalizes=renormalizes)
+    return replace(experts, shared_size=fields.integer("shared_expert_intermediate_size"), has_shared_gate=True)
 
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
-    if not _is_dense(fields):
-        raise fields.refusal(
-            "layers with experts are not supported by Inflight's own code; use model_impl='transformers'"
-        )
-    return parse_hybrid(fields, is_grouped=True)
+    mixers = read_hybrid_mixers(fields, is_grouped=True)
+    if fields.values.get("num_experts") == 0:
+        return make_hybrid(fields, layers_with(mixers, fields.silu_mlp()))
+    experts = read_gated_experts(fields, renormalizes=read_renormalizes(fields, default=True))
+    return make_hybrid(fields, sparse_layers(fields, mixers, experts))
 
 
 FAMILY = Family(
@@ -24,6 +30,5 @@ FAMILY = Family(
     model_type="qwen3_next",
     unread=("mtp.",),
     parse=_parse,
-    takes=_is_dense,
-    reads=("partial_rotary_factor", "num_experts"),
+    reads=("partial_rotary_factor", *NUM_EXPERTS),
 )

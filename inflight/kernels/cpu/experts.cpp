@@ -21,7 +21,6 @@ namespace {
 
 constexpr int64_t kParallelElements = 1 << 13;  // with fewer, waking the other threads costs more than they save
 constexpr int64_t kPairsAtOnce = 2048;          // of the experts of a batch, if it has several; bounds the memory for arranged rows
-constexpr float kLeastSum = 1e-20f;             // is added to a sum of scores, so that scores that are all 0 give weights of 0
 
 struct Choice {  // int32 [., 2] in Python
     int32_t expert;
@@ -98,7 +97,7 @@ void choose(const ExpertRouter& router, const float* given, Choice* choices) {
         total += scores[best];
     }
     for (int64_t place = 0; place < router.top_k; place++) {
-        if (router.renormalizes) choices[place].weight /= total + kLeastSum;
+        if (router.renormalizes) choices[place].weight /= total + router.sum_offset;
         choices[place].weight *= router.scale;
         if (has_nan) choices[place].weight = std::numeric_limits<float>::quiet_NaN();  // only this row's request fails
     }

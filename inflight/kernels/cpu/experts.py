@@ -63,6 +63,7 @@ class CpuExperts:
             spec.router.top_groups,
             None if choice_bias is None else choice_bias.data_ptr(),
             spec.router.scale,
+            spec.router.sum_offset,
             SCORINGS.index(spec.router.scoring),
             GROUP_SCORINGS.index(spec.router.group_scoring),
             spec.router.renormalizes,

@@ -75,7 +75,7 @@ class ExpertRouter(ctypes.Structure):
     _fields_ = _fields(
         (c_int64, "num_experts top_k num_groups top_groups"),
         (c_void_p, "choice_bias"),
-        (c_float, "scale"),
+        (c_float, "scale sum_offset"),
         (c_int32, "scoring group_scoring renormalizes has_shared has_shared_gate"),
     )
 

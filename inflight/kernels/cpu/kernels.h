@@ -100,6 +100,7 @@ struct ExpertRouter {  // as in config/experts.py
     int64_t top_groups;
     const float* choice_bias;      // [num_experts], or null
     float scale;
+    float sum_offset;              // is added to the sum of the scores, if weights are renormalized
     int32_t scoring;               // 0: softmax, 1: sigmoid
     int32_t group_scoring;         // 0: the highest score, 1: the sum of the two highest
     int32_t renormalizes;

@@ -72,6 +72,10 @@ def test_deepseek_and_glm() -> None:
     assert specs("deepseek_v2", config=3, topk_method="greedy")[1].router.num_groups == 1
     assert not specs("deepseek_v3", config=2, norm_topk_prob=None)[1].router.renormalizes
     assert [each.kind for each in specs("glm4_moe", first_k_dense_replace=0)] == ["moe"] * 3
+    spec = specs("lfm2_moe")[1]
+    assert (spec.router.has_choice_bias, spec.router.sum_offset, spec.router.scale) == (True, 1e-6, 1.5)
+    assert (specs("qwen3_next", config=2)[0].shared_size, specs("qwen3_next", config=2)[1].kind) == (48, "gated")
+    assert specs("qwen3_5_moe")[0].router.renormalizes and not specs("qwen3_next", config=3)[1].router.renormalizes
     kinds = ["sparse", "dense", "sparse"]
     found = specs("glm4_moe_lite", mlp_layer_types=kinds, first_k_dense_replace=None)
     assert [each.kind for each in found] == ["moe", "gated", "moe"]
@@ -93,7 +97,12 @@ def test_deepseek_and_glm() -> None:
         ("deepseek_v2", 3, {"n_group": None}, "n_group is missing"),
         ("deepseek_v2", 3, {"n_group": 3}, "n_group=3.*: 8 experts cannot be divided into 3 groups"),
         ("deepseek_v2", 3, {"topk_group": 5}, "topk_group=5.*: 5 of 4 groups"),
-        ("deepseek_v2", 3, {"topk_group": 1}, "num_experts_per_tok=3: 1 groups of 2 experts do not have 3 experts"),
+        (
+            "deepseek_v2",
+            3,
+            {"topk_group": 1},
+            "num_experts_per_tok=3, n_routed_experts=8: 1 groups of 2 experts do not have 3",
+        ),
         ("deepseek_v2", 3, {"n_shared_experts": None}, "n_shared_experts=null"),
         ("deepseek_v2", 3, {"n_shared_experts": 0}, "n_shared_experts=0"),
         ("deepseek_v2", 3, {"mlp_bias": True}, "mlp_bias=True is not supported in layers with experts"),
@@ -104,6 +113,7 @@ def test_deepseek_and_glm() -> None:
         ("deepseek_v3", 2, {"n_group": 1, "topk_group": 2}, "2 of 1 groups"),
         ("deepseek_v3", 2, {"first_k_dense_replace": None}, "first_k_dense_replace=null"),
         ("deepseek_v3", 2, {"n_routed_experts": None}, "n_routed_experts is missing"),
+        ("qwen3_5_moe", 0, {"norm_topk_prob": False}, "norm_topk_prob=False is not supported.*True is"),
         ("glm4_moe_lite", 0, {"mlp_layer_types": ["dense"] * 2}, "mlp_layer_types=.* must have 3 entries"),
         ("glm4_moe_lite", 0, {"mlp_layer_types": ["moe"] * 3}, "each must be dense or sparse"),
         ("glm4_moe_lite", 0, {"first_k_dense_replace": 2}, "first_k_dense_replace=2 contradicts mlp_layer_types"),

@@ -149,13 +149,16 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "olmoe": _COUNTS,
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_next": {**_MOE_SIZES, "shared_expert_intermediate_size": 48},
+    "qwen3_5_moe_text": {**_MOE_SIZES, "shared_expert_intermediate_size": 48},
+    "lfm2_moe": {**_MOE_SIZES, "layer_types": ["conv", "full_attention"] * 6},
     "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
 }
 
 
 def sizes(family: Family) -> dict[str, Any]:
     """The sizes without which no model can be made: so many layers that each kind of layer is among them."""
-    own: dict[str, Any] = {"num_experts": 0} if family.model_type == "qwen3_next" else {}
+    own: dict[str, Any] = {}
     if family.model_type in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3"):
         own = {**LATENT, "num_key_value_heads": 4, "q_lora_rank": 16}
     if family.model_type in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
@@ -180,7 +183,7 @@ def test_what_is_absent_has_the_value_that_transformers_gives_it(family: Family)
 # What families call a field, if not as most do. A new family that differs from most needs its place in these lists.
 ACTIVATIONS = dict.fromkeys(("gemma2", "gemma3_text", "gemma4_text"), "hidden_activation")
 OWN_GATE = ("gpt_oss",)
-RECURRENT = ("qwen3_5_text", "qwen3_next", "lfm2")  # their recurrent layers have SiLU
+RECURRENT = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2_moe")  # their recurrent layers have SiLU
 NO_BIAS = (
     "mistral",
     "mixtral",
@@ -190,6 +193,7 @@ NO_BIAS = (
     "ministral",
     "ministral3",
     "lfm2",
+    "lfm2_moe",
 )  # they have no field `attention_bias`
 ONE_BIAS = ("glm", "glm4", "glm4_moe")  # on queries, keys and values only
 MLP_BIAS = ("llama", "granite", "smollm3", "minicpm3", "deepseek_v2")
@@ -198,7 +202,7 @@ MLP_BIAS = ("llama", "granite", "smollm3", "minicpm3", "deepseek_v2")
 @pytest.mark.parametrize("family", FAMILIES, ids=families.NAMES)
 def test_the_fields_that_families_share_go_to_their_places(family: Family) -> None:
     kind, given = family.model_type, sizes(family)
-    eps = "norm_eps" if kind == "lfm2" else "rms_norm_eps"
+    eps = "norm_eps" if kind in ("lfm2", "lfm2_moe") else "rms_norm_eps"
     scale = parse(kind, **given, **{eps: 1.0}).rms_norm_eps  # some divide by the scale of the residual stream
     assert parse(kind, **given, **{eps: 0.25}).rms_norm_eps == pytest.approx(0.25 * scale)
     assert [parse(kind, **given, tie_word_embeddings=each).tie_word_embeddings for each in (True, False)] == [
@@ -274,8 +278,6 @@ def test_the_projections_of_qwen3_next_are_grouped_by_key_heads() -> None:
             ]
             * 3
         )
-    with pytest.raises(UnsupportedModelError, match=r"layers with experts .* model_impl='transformers'"):
-        parse("qwen3_next", num_experts=8)
 
 
 def test_gemma4() -> None:
@@ -396,6 +398,13 @@ def test_qwen3_5_has_attention_in_every_fourth_layer() -> None:
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
         ("deepseek_v2", {**LATENT, "attention_bias": True}, "attention_bias without q_lora_rank is not supported"),
         ("youtu", {**LATENT, "qk_rope_head_dim": 5}, "qk_rope_head_dim=5 is odd"),
+        ("lfm2_moe", EXPERTS["qwen3_moe"], "layer_types is missing"),
+        (
+            "lfm2_moe",
+            {**EXPERTS["lfm2_moe"], "num_hidden_layers": 12, "num_dense_layers": None},
+            "num_dense_layers=null",
+        ),
+        ("qwen3_5_moe_text", EXPERTS["qwen3_moe"], "shared_expert_intermediate_size is missing"),
         ("lfm2", {"conv_L_cache": 1}, "conv_L_cache=1 is not supported; at least 2 is"),
         ("lfm2", {"full_attn_idxs": []}, "there must be a full_attention"),
         ("gemma4_text", {"enable_moe_block": True}, "Inflight's own code has no mixtures of experts"),
@@ -448,6 +457,7 @@ def test_weights_of_norms_and_their_places() -> None:
         "gemma2",
         "gemma3_text",
         "qwen3_5_text",
+        "qwen3_5_moe_text",
         "qwen3_next",
     }
     assert {*offsets.values()} == {0.0, 1.0}

@@ -15,6 +15,7 @@ from tests.support.model_zoo import FAMILY_CONFIGS
 from tests.unit.layers.zoo_layers import assert_equal, both_models, drawn
 
 NUM_TOKENS = 29
+MODULES = ("mlp", "block_sparse_moe", "feed_forward")
 CASES = [
     (family, index)
     for family in (
@@ -28,9 +29,12 @@ CASES = [
         "deepseek_v3",
         "glm4_moe_lite",
         "glm4_moe",
+        "qwen3_next",
+        "qwen3_5_moe",
+        "lfm2_moe",
     )
     for index, config in enumerate(FAMILY_CONFIGS[family])
-    if getattr(config, "first_k_dense_replace", 0) < config.num_hidden_layers
+    if getattr(config, "first_k_dense_replace", 0) < config.num_hidden_layers and getattr(config, "num_experts", 1)
 ]
 
 
@@ -44,7 +48,7 @@ def test_the_layer_is_that_of_transformers(
     ours, theirs = both_models(family, index, tmp_path / "model")
     num_layers = 0
     for layer, other in zip(ours.layers, theirs.layers, strict=True):
-        module = getattr(other, "mlp", None) or other.block_sparse_moe
+        module = next(child for name, child in other.named_children() if name in MODULES)
         hidden = drawn(NUM_TOKENS, FAMILY_CONFIGS[family][index].hidden_size) * (6 if family == "gpt_oss" else 1)
         found = layer.mlp(hidden)  # gpt-oss: beyond the limits of its gate
         expected = module(hidden[None])[0]

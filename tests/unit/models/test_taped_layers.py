@@ -153,6 +153,8 @@ def assert_same(found: list[Tensor], wanted: list[Tensor]) -> None:
         ("qwen3", 1, {"sinks": torch.tensor([2.0, -1.0, 0.5, 3.0])}),
         ("qwen3_5", 0, {}),  # recurrent layers
         ("lfm2", 1, {}),
+        ("qwen3_5_moe", 0, {}),  # experts behind recurrent layers
+        ("lfm2_moe", 0, {}),
         ("deepseek_v2", 0, {}),  # latent attention
         ("deepseek_v2", 1, {}),  # queries from a latent vector
         ("deepseek_v3", 2, {}),  # groups of experts

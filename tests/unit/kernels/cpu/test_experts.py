@@ -91,6 +91,7 @@ def spec_of(num_experts: int = 7, top_k: int = 3, **fields: object) -> MoeSpec:
         spec_of(12, router=RouterSpec(top_k=4, num_groups=6, top_groups=2, group_scoring=HIGHEST, scale=16.0)),
         spec_of(12, router=RouterSpec(top_k=3, num_groups=12, top_groups=3, group_scoring=HIGHEST)),
         spec_of(9, router=RouterSpec(top_k=4, has_choice_bias=True, scoring=SIGMOID)),
+        spec_of(9, router=RouterSpec(top_k=4, renormalizes=True, sum_offset=0.5, scoring=SIGMOID)),
         spec_of(
             32,
             router=RouterSpec(
