@@ -73,7 +73,6 @@ def run_stages(stages: list[CausalLM]) -> Tensor:
         ("gemma4", 0, 2),  # layers that read the cache of others, vectors of the tokens
         ("gemma4", 1, 2),  # values that are keys, one of those heads
         ("qwen3_5", 0, 2),  # recurrent layers
-        ("qwen3_next", 2, 2),  # the same with experts
         ("lfm2_moe", 0, 2),
         ("qwen3_next", 0, 2),  # projections that are grouped by key heads
         ("lfm2", 1, 2),
