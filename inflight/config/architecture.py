@@ -126,7 +126,7 @@ class ModelArchitecture:
 
     `name` is the class name in config.json's "architectures". The same code computes all families (`models/decoder.py`): it
     reads `layers`, which has one entry per layer. `weight_format` says how the linear weights are stored, by a name in
-    `weight_format.py`.
+    `weight_format.py`; `weight_blocks` is how many rows and columns of an fp8 weight have one scale, if there are blocks.
 
     Norms add `rms_norm_eps` to the mean square of their input. Those that read the residual stream add `stream_eps`, unless it
     is None.
@@ -158,6 +158,7 @@ class ModelArchitecture:
     norm_offset: float = 0.0
     dtype: str = "float32"
     weight_format: str = "plain"
+    weight_blocks: tuple[int, int] | None = None
     unread: tuple[str, ...] = ()
     renames: tuple[tuple[str, str], ...] = ()
     eos_token_ids: tuple[int, ...] = ()

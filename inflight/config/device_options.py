@@ -7,7 +7,7 @@ from inflight.config.cuda_driver import to_version
 from inflight.config.engine import DeviceConfig, QuantizationConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine
-from inflight.config.weight_format import GPTQ, GPTQ_V2, PLAIN, STORED_QUANTIZATIONS
+from inflight.config.weight_format import FP8, GENERAL_FORMATS, PLAIN, STORED_QUANTIZATIONS
 from inflight.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -111,6 +111,8 @@ def resolve_quantization(args: EngineArgs, machine: Machine, weight_format: str)
     if layers in STORED_QUANTIZATIONS:
         _check_stored(layers, weight_format)
         layers = None  # stored weights are used as they are
+    if layers == "fp8" and machine.device == "cpu" and weight_format == FP8:
+        layers = None  # here the word only says how the checkpoint is stored
     head: str | None = args.head_quantization
     if head == "auto":
         head = None if layers is None else "int8"  # 4 bits would be too few for the head: its results are the logits
@@ -133,7 +135,7 @@ def _check_stored(wanted: str, weight_format: str) -> None:
             f"quantization={wanted!r}, but the weights of this checkpoint are not quantized; give 'int8' or 'int4' (on a GPU "
             f"also 'fp8') to quantize them as they are read, or a checkpoint that is stored as {STORED_QUANTIZATIONS[wanted]}"
         )
-    stored = GPTQ if weight_format == GPTQ_V2 else weight_format
+    stored = GENERAL_FORMATS.get(weight_format, weight_format)
     if STORED_QUANTIZATIONS[wanted] != stored:
         raise ConfigError(
             f"quantization={wanted!r}, but the weights of this checkpoint are stored as {stored}; leave quantization out: the "

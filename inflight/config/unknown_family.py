@@ -15,7 +15,7 @@ from inflight.config.gguf_config import in_terms_of_gguf
 from inflight.config.json_fields import JsonFields
 from inflight.config.mixers import AttentionSpec
 from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES, is_known_family, parse_architecture
-from inflight.config.weight_format import parse_weight_format
+from inflight.config.weight_format import parse_weight_blocks, parse_weight_format
 from inflight.errors import UnsupportedModelError
 
 # Our name of a size -> the names that families have for it. The first name that is in the file counts.
@@ -130,6 +130,7 @@ def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
         max_position_embeddings=_size(fields, "max_position_embeddings", _LENGTH_WITHOUT_LIMIT),
         dtype=parse_dtype(fields),
         weight_format=parse_weight_format(fields),
+        weight_blocks=parse_weight_blocks(fields),
         eos_token_ids=fields.token_ids("eos_token_id"),
     )
 

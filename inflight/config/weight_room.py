@@ -17,11 +17,12 @@ from inflight.config.gguf_file import GgufTensor
 from inflight.config.gguf_parts import read_gguf
 from inflight.config.machine import Machine
 from inflight.config.safetensors_file import INDEX_FILE, StoredBytes, find_files, model_name, read_header
-from inflight.config.weight_format import PLAIN
+from inflight.config.weight_format import becomes_floats
 from inflight.errors import CheckpointError, OutOfMemoryError
 
 _INT4_BYTES = 0.5  # bytes of a weight, without scales
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_FP8_SCALES = ("_scale", "_scale_inv")  # ends of the names of tensors that are only read, not kept
 _OF_DECODER = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
 
 
@@ -98,7 +99,7 @@ def find_room(source: Path, architecture: ModelArchitecture, dtype: str, quantiz
             return None
         # of a hub id only the small files are here; the index has the sum of the stored bytes
         tensors = {"model.layers.": StoredBytes(source, "", (total // stored, 1), 0, total)}
-    if architecture.weight_format != PLAIN:
+    if not becomes_floats(architecture.weight_format):
         return Room(int(0.9 * sum(tensor.stop - tensor.start for tensor in tensors.values())), None)
     plain = _num_bytes(tensors, element, element)
     int4 = _num_bytes(tensors, element, _INT4_BYTES)
@@ -140,7 +141,9 @@ def _tensors_of_decoder(folder: Path, architecture: ModelArchitecture) -> dict[s
         return {
             name: tensor
             for name, tensor in named
-            if name.startswith(_OF_DECODER) and not (is_tied and name.startswith("lm_head."))
+            if name.startswith(_OF_DECODER)
+            and not (is_tied and name.startswith("lm_head."))
+            and not (becomes_floats(architecture.weight_format) and name.endswith(_FP8_SCALES))
         }
     return {}
 

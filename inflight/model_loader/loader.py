@@ -26,7 +26,6 @@ from inflight.config.engine import ModelConfig
 from inflight.config.pipeline_stage import PipelineStage
 from inflight.config.safetensors_file import have_same_bytes, read_header
 from inflight.config.stored_head import warn_of_another_head
-from inflight.config.weight_format import PLAIN
 from inflight.damaged_files import named_errors
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import CheckpointError, ConfigError, UnsupportedModelError
@@ -34,10 +33,7 @@ from inflight.kernels.quantized_weight import QuantizedWeight, select_rows
 from inflight.layers.context import LayerContext, make_context
 from inflight.layers.linear import Linear
 from inflight.layers.weights import Loadable, WeightSlot
-from inflight.model_loader.checkpoint import Checkpoint
-from inflight.model_loader.gguf_source import GgufSource
-from inflight.model_loader.packed_checkpoint import PackedCheckpoint
-from inflight.model_loader.stacked_experts import StackedExperts
+from inflight.model_loader.open_source import open_source
 from inflight.model_loader.weight_check import check_weights, list_names
 from inflight.model_loader.weight_size import WeightSizes, weight_sizes
 from inflight.model_loader.weight_source import ReadPart, WeightSource
@@ -79,7 +75,7 @@ def load_model(
         backend=backend,
         quantization=model_config.quantization,
     )
-    source = None if model_config.load_format == "dummy" else _open_source(model_config)
+    source = None if model_config.load_format == "dummy" else open_source(model_config)
     # Each block gets memory only when it is filled. By then the previous block has converted its weights and freed the old
     # ones.
     later = replace(context, allocates_later=True)
@@ -207,17 +203,6 @@ def _check_batch_invariance(context: LayerContext, architecture: ModelArchitectu
         raise refusal(
             "its attention is not computed by the C++ kernel (which needs multiples of 16 as head_dim and block_size)"
         )
-
-
-def _open_source(model_config: ModelConfig) -> WeightSource:
-    weight_format = model_config.architecture.weight_format
-    if model_config.load_format == "gguf":
-        return GgufSource(model_config.folder, model_config.architecture)
-    architecture = model_config.architecture
-    keeps_names = architecture.implementation == TRANSFORMERS
-    checkpoint = Checkpoint(model_config.folder, keeps_names=keeps_names, renames=architecture.renames)
-    source = checkpoint if weight_format == PLAIN else PackedCheckpoint(checkpoint, weight_format)
-    return source if keeps_names else StackedExperts(source)
 
 
 def _fill_from_seed(unit: Loadable, prefix: str, *, seed: int) -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 from inflight.config.weight_format import AWQ, COMPRESSED_TENSORS, GPTQ, GPTQ_V2
 from inflight.errors import CheckpointError
 from inflight.kernels.quantized_weight import QuantizedWeight
-from inflight.model_loader.checkpoint import Checkpoint
 from inflight.model_loader.compressed_tensors import CompressedTensors
 from inflight.model_loader.gptq import Awq, Gptq
 from inflight.model_loader.packing import PackedLayout, ReadTensor, shard_columns
@@ -26,18 +25,19 @@ LAYOUTS: Mapping[str, Callable[[], PackedLayout]] = {
 
 
 class PackedCheckpoint(WeightSource):
-    """A `Checkpoint` in which the tensors of each quantized module are one weight, `<module>.weight`.
+    """The tensors of `stored`, in which the tensors of each quantized module are one weight, `<module>.weight`.
 
     A module counts as quantized if it has a tensor with the suffix `PackedLayout.marker`. What config.json says about single
     modules is not read.
     """
 
-    def __init__(self, stored: Checkpoint, weight_format: str) -> None:
+    def __init__(self, stored: WeightSource, weight_format: str) -> None:
         self._stored = stored
         self._layout = LAYOUTS[weight_format]()
         self._modules: dict[str, _Module] = {}  # by the name of the weight
         self.tensors = dict(stored.tensors)
         self.unlisted = stored.unlisted
+        self.notice = stored.notice
         with stored.open() as read:
             for name in stored.tensors:
                 module, _, suffix = name.rpartition(".")

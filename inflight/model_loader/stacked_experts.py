@@ -77,6 +77,7 @@ class StackedExperts(WeightSource):
         self._stored = stored
         self._places: dict[str, _Place] = {}
         self.tensors = dict(stored.tensors)
+        self.notice = stored.notice
         unlisted = set(stored.unlisted)
         for name in stored.tensors:
             layer, _, stacked = name.partition(_EXPERTS)

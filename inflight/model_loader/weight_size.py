@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from inflight.config.engine import ModelConfig, QuantizationConfig
-from inflight.config.weight_format import PLAIN
+from inflight.config.weight_format import becomes_floats
 from inflight.layers.linear import Linear
 from inflight.layers.vocab import LogitsHead
 from inflight.models.causal_lm import CausalLM
@@ -34,7 +34,7 @@ def weight_sizes(
     model: CausalLM, whole: CausalLM, config: ModelConfig, stored_bits: float | None = None
 ) -> WeightSizes:
     """`model`: one stage; `whole`: all stages. `stored_bits`: `WeightSource.bits_in_memory`."""
-    is_quantized = config.quantization.layers == "int4" or not _is_plain(config)
+    is_quantized = config.quantization.layers == "int4" or not _becomes_floats(config)
     in_int4 = replace(config, quantization=QuantizationConfig(layers="int4", head="int8"))
     return WeightSizes(
         rank=weight_bytes(model, config, stored_bits),
@@ -43,9 +43,9 @@ def weight_sizes(
     )
 
 
-def _is_plain(config: ModelConfig) -> bool:
-    is_plain = config.load_format == "dummy" or config.architecture.weight_format == PLAIN
-    return is_plain and config.load_format != "gguf"
+def _becomes_floats(config: ModelConfig) -> bool:
+    floats = config.load_format == "dummy" or becomes_floats(config.architecture.weight_format)
+    return floats and config.load_format != "gguf"
 
 
 def weight_bytes(model: CausalLM, config: ModelConfig, stored_bits: float | None = None) -> int:
@@ -54,7 +54,7 @@ def weight_bytes(model: CausalLM, config: ModelConfig, stored_bits: float | None
     Linear weights of a quantized checkpoint count as 4 bits each, the smallest size that is supported. So a model that fits is
     never refused. If more is known (`stored_bits`), they count as 90 % of this: one rank may have more of the smaller ones.
     """
-    kinds = config.quantization if _is_plain(config) else _SMALLEST
+    kinds = config.quantization if _becomes_floats(config) else _SMALLEST
     total = sum(weight.nbytes for weight in model.parameters())
     if stored_bits is not None and config.quantization.layers is None:  # otherwise stored floats may become smaller
         linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, Linear))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from inflight import LLM, SamplingParams
 from inflight.config.gguf_parts import read_gguf
@@ -14,6 +15,7 @@ from inflight.tokenizer.gguf_tokenizer import gguf_tokenizer
 from tests.support.gguf_files import Number
 from tests.support.gguf_models import write_pair
 from tests.support.quantized_checkpoints import gptq
+from tests.unit.model_loader import test_float8_source as float8
 from tests.unit.model_loader import test_packed_checkpoint as packed
 
 PROMPT = [5, 9, 14, 7, 3]
@@ -57,6 +59,23 @@ def test_a_gguf_file_named_itself_or_by_its_folder(tmp_path: Path) -> None:
 def test_a_gptq_folder(tmp_path: Path) -> None:
     plain, quantized = packed.write_pair(tmp_path, packed.GPTQ_CONFIG, gptq, bits=4, group_size=32)
     assert tokens(quantized) == tokens(plain)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "family"), [("blocks", "llama"), ("fbgemm", "qwen3_moe"), ("one scale", "ernie4_5_moe")]
+)
+def test_a_folder_in_fp8(tmp_path: Path, name: str, family: str, dtype: str) -> None:
+    """Dense layers, experts, and a family that transformers' code computes."""
+    plain, stored = float8.write_pair(tmp_path, name, family, getattr(torch, dtype))
+    assert tokens(stored, dtype="auto") == tokens(plain, dtype="auto")
+
+
+def test_the_option_may_name_fp8(tmp_path: Path) -> None:
+    _, stored = float8.write_pair(tmp_path, "blocks")
+    assert tokens(stored, quantization="fp8") == tokens(stored)
+    with pytest.raises(ConfigError, match=r"quantization='fbgemm_fp8', but .* are stored as fp8"):
+        open_llm(stored, quantization="fbgemm_fp8")
 
 
 def test_the_tokenizer_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

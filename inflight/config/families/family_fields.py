@@ -15,7 +15,7 @@ from inflight.config.architecture import (
 from inflight.config.json_fields import JsonFields
 from inflight.config.mixers import AttentionSpec, MixerSpec, RopeConfig
 from inflight.config.parse_rope import parse_rope
-from inflight.config.weight_format import parse_weight_format
+from inflight.config.weight_format import parse_weight_blocks, parse_weight_format
 
 _ACTIVATIONS = {"silu": SILU, "swish": SILU, "gelu_pytorch_tanh": GELU_TANH, "gelu_new": GELU_TANH}
 # Other names of dtypes. Weights in float64 are computed in float32. "auto" names none. `stored_dtype.py` has replaced it, if
@@ -57,6 +57,7 @@ class FamilyFields(JsonFields):
             tie_word_embeddings=self.boolean("tie_word_embeddings", is_tied),
             dtype=parse_dtype(self),
             weight_format=parse_weight_format(self),
+            weight_blocks=parse_weight_blocks(self),
             eos_token_ids=self.token_ids("eos_token_id"),
         )
 

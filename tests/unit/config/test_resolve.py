@@ -357,6 +357,9 @@ STORED = [
     ("gptq", ["gptq", "gptq_marlin"]),
     ("gptq_v2", ["gptq", "gptq_marlin"]),
     ("compressed-tensors", ["compressed-tensors"]),
+    ("compressed-tensors in fp8", ["compressed-tensors"]),
+    ("fbgemm_fp8", ["fbgemm_fp8"]),
+    ("fp8", ["fp8"]),
 ]
 
 
@@ -365,7 +368,7 @@ def test_a_quantization_that_the_checkpoint_has_is_accepted(weight_format: str, 
     """As other engines want it said. It changes nothing: neither what is computed, nor the cache's keys."""
     stored = replace(ARCHITECTURE, weight_format=weight_format)
     without = resolved(stored).model
-    for name in sorted(STORED_QUANTIZATIONS):
+    for name in sorted(STORED_QUANTIZATIONS.keys() | {*names}):
         if name in names:
             assert resolved(stored, quantization=name).model == without
         else:
@@ -397,7 +400,8 @@ def test_a_wrong_value_says_what_is_allowed() -> None:
         EngineArgs(quantization="bnb", max_num_seqs=0)
     assert str(caught.value) == (
         "max_num_seqs=0 is not an integer in [1, 65536]; give one, or leave it out; quantization='bnb' is not one of 'int8', "
-        "'int4', 'fp8', 'awq', 'awq_marlin', 'gptq', 'gptq_marlin', 'compressed-tensors', 'gguf'; give one, or leave it out"
+        "'int4', 'fp8', 'awq', 'awq_marlin', 'gptq', 'gptq_marlin', 'compressed-tensors', 'fbgemm_fp8', 'gguf'; give one, or "
+        "leave it out"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inflight.config.json_fields import JsonFields
-from inflight.config.weight_format import parse_weight_format
+from inflight.config.weight_format import parse_weight_blocks, parse_weight_format
 from inflight.errors import UnsupportedModelError
 
 
@@ -37,6 +37,11 @@ def compressed(
 PER_TOKEN = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "bits": 4}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+FLOAT = {"type": "float", "num_bits": 8, "strategy": "channel"}
+STATIC = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+MIXED = compressed(format="mixed-precision")
+MIXED["config_groups"]["group_1"] = {"format": "float-quantized", "weights": {**FLOAT, "strategy": "block"}}
 
 
 @pytest.mark.parametrize(
@@ -53,6 +58,16 @@ AWQ = {"quant_method": "awq", "bits": 4}
         (compressed(format="int-quantized", sparsity_config={"format": "dense"}), "compressed-tensors"),
         (compressed(format="mixed-precision"), "compressed-tensors"),
         (compressed(quantization_status="frozen"), "compressed-tensors"),
+        (FP8, "fp8"),
+        ({"quant_method": "fp8", "activation_scheme": "anything", "ignored_layers": ["lm_head"]}, "fp8"),
+        ({**FP8, "fmt": "e4m3", "scale_fmt": "ue8m0", "modules_to_not_convert": None}, "fp8"),
+        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "fbgemm_fp8"),
+        (compressed(FLOAT, format="float-quantized"), "compressed-tensors in fp8"),
+        (compressed({**FLOAT, "strategy": "tensor"}, format="float-quantized"), "compressed-tensors in fp8"),
+        (compressed(FLOAT, {"input_activations": STATIC}, format="float-quantized"), "compressed-tensors in fp8"),
+        (compressed(FLOAT, format="float-quantized", kv_cache_scheme={"num_bits": 8}), "compressed-tensors in fp8"),
+        (compressed(FLOAT, {"format": "float-quantized"}, format="mixed-precision"), "compressed-tensors in fp8"),
+        (MIXED, "compressed-tensors"),
     ],
 )
 def test_what_is_read(quantization: object, name: str) -> None:
@@ -65,9 +80,16 @@ def test_what_is_read(quantization: object, name: str) -> None:
         ("gptq", ["quantization_config='gptq' is not an object"]),
         ({}, ["quant_method is missing"]),
         (
-            {"quant_method": "fp8"},
-            ["quant_method='fp8'", "gptq", "awq", "compressed-tensors", "GGUF", "plain checkpoint"],
+            {"quant_method": "hqq"},
+            ["quant_method='hqq'", "gptq", "awq", "compressed-tensors", "fp8 (e4m3)", "GGUF", "plain checkpoint"],
         ),
+        ({**FP8, "fmt": "e5m2"}, ["fmt='e5m2'"]),
+        ({**FP8, "scale_fmt": "e5m3"}, ["scale_fmt='e5m3'"]),
+        (compressed({**FLOAT, "num_bits": 4}, format="float-quantized"), ["num_bits=4"]),
+        (compressed({**FLOAT, "strategy": "tensor_group"}, format="float-quantized"), ["strategy='tensor_group'"]),
+        (compressed({**FLOAT, "strategy": "group"}, format="float-quantized"), ["strategy='group'"]),
+        (compressed(format="float-quantized"), ["group_0: weights: type='int'"]),
+        ({**MIXED, "kv_cache_scheme": {"num_bits": 8}}, ["kv_cache_scheme"]),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, ["bitsandbytes"]),
         ({**GPTQ, "bits": 3}, ["bits=3", "4 and 8 bits"]),
         ({**GPTQ, "bits": True}, ["bits=True"]),
@@ -76,7 +98,6 @@ def test_what_is_read(quantization: object, name: str) -> None:
         ({**GPTQ, "is_marlin_format": True}, ["is_marlin_format=True"]),
         ({**AWQ, "bits": 8}, ["bits=8"]),
         ({**AWQ, "version": "gemv"}, ["version='gemv'", "gemm"]),
-        (compressed(format="float-quantized"), ["format='float-quantized'", "pack-quantized"]),
         (compressed(format=None), ["format=None"]),
         (compressed({"type": "float"}), ["group_0: weights: type='float'"]),
         (compressed({"num_bits": 2}), ["num_bits=2"]),
@@ -143,3 +164,29 @@ def test_other_spellings_that_are_read(quantization: object, name: str) -> None:
 def test_other_variants_that_are_refused(quantization: object, words: str) -> None:
     with pytest.raises(UnsupportedModelError, match=words):
         parse(quantization)
+
+
+def blocks(quantization: object) -> tuple[int, int] | None:
+    return parse_weight_blocks(JsonFields({"quantization_config": quantization}))
+
+
+def test_blocks_of_weights() -> None:
+    assert blocks(None) is None
+    assert blocks(GPTQ) is None
+    assert blocks({**FP8, "weight_block_size": None}) is None
+    assert blocks(FP8) == (128, 128)
+    in_blocks = {**FLOAT, "strategy": "block", "block_structure": [64, 128]}
+    assert blocks(compressed(in_blocks, format="float-quantized")) == (64, 128)
+    several = compressed(in_blocks, format="float-quantized")
+    other = {**in_blocks, "block_structure": [128, 128]}
+    several["config_groups"]["group_1"] = {"weights": other}
+    with pytest.raises(
+        UnsupportedModelError, match=r"block_structure has several values, \[\(64, 128\), \(128, 128\)\]"
+    ):
+        blocks(several)
+
+
+@pytest.mark.parametrize("size", [128, [128], [128, 0], [128, 128.0], [128, True], "128x128", [1, 2, 3]])
+def test_blocks_that_are_none(size: object) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"quantization_config: weight_block_size=.* two positive integers"):
+        blocks({**FP8, "weight_block_size": size})

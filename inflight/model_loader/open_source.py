@@ -1,0 +1,33 @@
+"""`open_source`: opens the weights of a model, whatever the format of its files."""
+
+import torch
+
+from inflight.config.architecture import TRANSFORMERS
+from inflight.config.engine import ModelConfig
+from inflight.config.weight_format import MAY_HAVE_FP8, becomes_floats
+from inflight.model_loader.checkpoint import Checkpoint
+from inflight.model_loader.float8_source import Float8Source
+from inflight.model_loader.gguf_source import GgufSource
+from inflight.model_loader.packed_checkpoint import PackedCheckpoint
+from inflight.model_loader.stacked_experts import StackedExperts
+from inflight.model_loader.weight_source import WeightSource
+
+
+def open_source(model_config: ModelConfig) -> WeightSource:
+    """
+    Raises:
+        CheckpointError: see `WeightSource`.
+    """
+    architecture = model_config.architecture
+    if model_config.load_format == "gguf":
+        return GgufSource(model_config.folder, architecture)
+    weight_format = architecture.weight_format
+    keeps_names = architecture.implementation == TRANSFORMERS
+    source: WeightSource = Checkpoint(model_config.folder, keeps_names=keeps_names, renames=architecture.renames)
+    if weight_format in MAY_HAVE_FP8:
+        dtype = getattr(torch, model_config.dtype)
+        quantization = model_config.quantization.layers
+        source = Float8Source(source, architecture.weight_blocks, dtype, quantization=quantization)
+    if not becomes_floats(weight_format):
+        source = PackedCheckpoint(source, weight_format)
+    return source if keeps_names else StackedExperts(source)
