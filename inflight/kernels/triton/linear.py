@@ -16,8 +16,14 @@ from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, block_m, 
 
 # (block_n, block_k, num_warps, num_stages): each program loads 24 to 64 KB of weights at once
 TILES = (
-    (16, 512, 4, 3), (32, 128, 4, 6), (32, 256, 4, 4), (64, 128, 4, 4), (64, 256, 4, 3), (128, 64, 4, 4), (128, 128, 8, 3),
-)  # fmt: skip
+    (16, 512, 4, 3),
+    (32, 128, 4, 6),
+    (32, 256, 4, 4),
+    (64, 128, 4, 4),
+    (64, 256, 4, 3),
+    (128, 64, 4, 4),
+    (128, 128, 8, 3),
+)
 FP8_TILES = ((16, 512, 4, 3), (32, 256, 4, 5), (64, 128, 4, 5), (64, 256, 8, 4), (128, 128, 8, 4))
 PROGRAMS = (1, 2)  # programs per multiprocessor; for three, the shared memory is too small with most tiles
 

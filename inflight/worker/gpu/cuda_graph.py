@@ -36,7 +36,17 @@ def decode_sizes(most: int) -> list[int]:
     sizes = [1, 2, 4]
     while sizes[-1] < most:
         last = sizes[-1]
-        sizes.append(last + (4 if last < 8 else 8 if last < 64 else 16 if last < 128 else 32 if last < 256 else 64))
+        if last < 8:
+            step = 4
+        elif last < 64:
+            step = 8
+        elif last < 128:
+            step = 16
+        elif last < 256:
+            step = 32
+        else:
+            step = 64
+        sizes.append(last + step)
     return [*(size for size in sizes if size < most), most]
 
 
