@@ -23,7 +23,7 @@ CORE = (
 EDGES = {
     "model families": (
         *("config/families/*", "config/unknown_family.py", "config/parse_rope.py", "layers/rope_frequencies.py"),
-        "models/transformers_fallback/*",
+        *("models/transformers_fallback/*", "config/overrides.py"),
     ),
     "layers that a plain decoder does not have": (
         *("layers/gated_delta.py", "layers/latent_attention.py", "layers/short_conv.py", "layers/recurrent_*.py"),
@@ -44,12 +44,18 @@ EDGES = {
     ),
     "grammars": (
         *("scheduler/grammars.py", "kernels/token_masks.py", "kernels/triton/token_masks.py"),
-        "engine/request/answer_frames.py",
+        *("engine/request/answer_frames.py", "tokenizer/vocabulary_bytes.py"),
     ),
     "KV tiers and events": (
-        *("config/kv_tiers.py", "config/kv_transfer.py", "config/kv_events.py", "scheduler/kv_t*.py"),
+        *("config/kv_tiers.py", "config/kv_transfer.py", "config/kv_events.py", "scheduler/kv_*.py"),
         *("scheduler/transfers.py", "worker/kv_transfers.py", "device/block_copies.py", "kv_cache/arc_pool.py"),
-        *("kv_cache/block_events.py", "interface/block_events.py", "engine/process/kv_event_publisher.py"),
+        *(
+            "kv_cache/kept_blocks.py",
+            "engine/start/contents.py",
+            "kv_cache/block_events.py",
+            "interface/block_events.py",
+            "engine/process/kv_event_publisher.py",
+        ),
     ),
     "GPUs": (
         *("kernels/triton/*", "device/cuda.py", "device/host_memory.py", "config/cuda_driver.py"),

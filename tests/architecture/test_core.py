@@ -14,7 +14,7 @@ from tests.architecture.rooms import ROOMS
 from tests.architecture.source import PACKAGE, ROOT, Package
 
 # These three numbers may only fall. The goals are 21,000, 5.2 and 8, of which the third is reached.
-MOST_CORE_SIZE = 21_600
+MOST_CORE_SIZE = 21_250
 MOST_NODES_A_LINE = 5.54
 MOST_TUPLE_ASSIGNMENTS_IN_1000_LINES = 6.0
 

@@ -42,20 +42,22 @@ class _Builder:
         self._values = [list(values) for values in factors.values()]
         self._is_allowed = is_allowed
         self._rng = rng
-        self._uncovered: dict[tuple[_Pair, ...], None] = {}  # a set in a fixed order
+        pairs = [(factor, value) for factor, values in enumerate(self._values) for value in range(len(values))]
+        self._bits = {pair: 1 << i for i, pair in enumerate(pairs)}  # the sum of some pairs' bits stands for these pairs
+        self._uncovered: dict[int, tuple[_Pair, ...]] = {}  # sum -> pairs
 
     def build(self, strength: int) -> list[Row]:
-        self._uncovered = dict.fromkeys(self._combinations(strength))
+        self._uncovered = {sum(self._bits[pair] for pair in pairs): pairs for pairs in self._combinations(strength)}
         rows = []
         while self._uncovered:
-            first = next(iter(self._uncovered))
+            number, first = next(iter(self._uncovered.items()))
             attempts = [self._attempt(first, strength) for _ in range(NUM_ATTEMPTS)]
             found = [row for row in attempts if row is not None]
             if not found:  # no row can hold it
-                del self._uncovered[first]
+                del self._uncovered[number]
                 continue
-            best = max(found, key=lambda row: sum(held in self._uncovered for held in _held(row, strength)))
-            for held in _held(best, strength):
+            best = max(found, key=lambda row: sum(held in self._uncovered for held in self._held(row, strength)))
+            for held in self._held(best, strength):
                 self._uncovered.pop(held, None)
             rows.append(self._named(best))
         return rows
@@ -88,12 +90,12 @@ class _Builder:
         return False
 
     def _num_new(self, row: dict[int, int], pair: _Pair, strength: int) -> int:
-        held = itertools.combinations(row.items(), strength - 1)
-        return sum(tuple(sorted((*others, pair))) in self._uncovered for others in held)
+        bit = self._bits[pair]
+        held = itertools.combinations([self._bits[other] for other in row.items()], strength - 1)
+        return sum(sum(others, bit) in self._uncovered for others in held)
+
+    def _held(self, row: dict[int, int], strength: int) -> Iterator[int]:
+        return map(sum, itertools.combinations([self._bits[pair] for pair in row.items()], strength))
 
     def _named(self, row: dict[int, int]) -> Row:
         return {self._names[factor]: self._values[factor][value] for factor, value in sorted(row.items())}
-
-
-def _held(row: dict[int, int], strength: int) -> Iterator[tuple[_Pair, ...]]:
-    return itertools.combinations(sorted(row.items()), strength)
