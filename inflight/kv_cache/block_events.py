@@ -26,7 +26,7 @@ class BlockEvents:
             self._events.append(blocks_removed([_number(name) for name in gone]))
         return {name for name, is_cached in changes.items() if is_cached} - self._told
 
-    def note_stored(
+    def record_stored(
         self, blocks: RequestBlocks, start: int, stop: int, token_ids: Int32Array, first_token: int = 0
     ) -> None:
         """The blocks [start, stop) of a request may have joined the cache: it has committed or loaded them. `token_ids` are its
@@ -42,7 +42,7 @@ class BlockEvents:
             self._events.append(blocks_stored(_number(name), parent, tokens))
             self._told.add(name)
 
-    def note_reset(self) -> None:
+    def record_reset(self) -> None:
         """All blocks have left the cache."""
         self._follow()
         self._events = [CLEARED]

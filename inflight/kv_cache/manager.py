@@ -69,10 +69,10 @@ class KVCacheManager:
         self._events = BlockEvents(self.watch_names(), self.block_size, self._hasher.root(""))
         return self._events
 
-    def note_loaded(self, blocks: RequestBlocks, num_blocks: int, token_ids: Int32Array) -> None:
+    def record_loaded(self, blocks: RequestBlocks, num_blocks: int, token_ids: Int32Array) -> None:
         """The first blocks of a request were loaded, and have joined the prefix cache."""
         if self._events is not None:
-            self._events.note_stored(blocks, 0, num_blocks, token_ids)
+            self._events.record_stored(blocks, 0, num_blocks, token_ids)
 
     @property
     def num_groups(self) -> int:
@@ -191,7 +191,7 @@ class KVCacheManager:
             end = num_full * self.block_size if group.has_states else num_computed_tokens
             group.leave_window(blocks, table, end)
         if self._events is not None and is_named:
-            self._events.note_stored(blocks, blocks.num_committed, num_full, token_ids, first_token)
+            self._events.record_stored(blocks, blocks.num_committed, num_full, token_ids, first_token)
         blocks.num_committed = num_full
 
     def name_last_state(self, blocks: RequestBlocks) -> bool:
@@ -210,7 +210,7 @@ class KVCacheManager:
         """Free all blocks, the last one first, so that the first ones, which other requests can share, are evicted last.
         Idempotent."""
         if self._partings is not None:
-            self._partings.note_end(blocks)
+            self._partings.record_end(blocks)
         for table in blocks.tables:
             self.pool.free(reversed(table))
             table.clear()
@@ -220,7 +220,7 @@ class KVCacheManager:
         """Remove all names. `running`: the blocks of all requests that have blocks now."""
         self.pool.forget_all()
         if self._events is not None:
-            self._events.note_reset()
+            self._events.record_reset()
         for blocks in running:
             blocks.may_be_named = False
 

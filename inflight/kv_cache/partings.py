@@ -47,7 +47,7 @@ class Partings:
         blocks.num_shared = 0 if is_next_message else shared
         self._remember(self._seen, names)
 
-    def note_end(self, blocks: RequestBlocks) -> None:
+    def record_end(self, blocks: RequestBlocks) -> None:
         """The request ends, or is preempted."""
         if 0 < blocks.num_committed <= len(blocks.hashes):
             self._remember(self._ends, [blocks.hashes[blocks.num_committed - 1]])

@@ -79,7 +79,7 @@ class Gates:
         if requests and not awaits_news:
             raise EngineError(f"none of {len(requests)} requests can be scheduled: a defect of Inflight")
 
-    def note_brought(self, request: Request) -> None:
+    def record_brought(self, request: Request) -> None:
         """The request need not wait for blocks any more."""
         request.is_long = self._sharing.is_long(request, self._limits)
         self.release(request.request_id)

@@ -46,7 +46,7 @@ class FetchOwner(Protocol):
 
     def wire_keys(self, keys: Sequence[BlockKey]) -> list[bytes]: ...
 
-    def note_fetched(self, keys: Sequence[BlockKey]) -> None: ...
+    def record_fetched(self, keys: Sequence[BlockKey]) -> None: ...
 
     def end_of_another(self) -> Future[Any]:
         """Returns a future that ends when the load or the fetch of another transfer has ended."""
@@ -132,7 +132,7 @@ class KVFetches:
             for key, slot, has in zip(keys, slots, found, strict=True):
                 if has:
                     slab.register(slot, key)
-            owner.note_fetched([key for key, has in zip(keys, found, strict=True) if has])
+            owner.record_fetched([key for key, has in zip(keys, found, strict=True) if has])
         finally:
             slab.free(reversed(slots))
             self.running.difference_update(keys)

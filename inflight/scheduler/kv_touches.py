@@ -1,8 +1,8 @@
 """`KVTouches`: tells the tiers which blocks are used, although the arena or the slab has them.
 
 A tier drops what was not used for the longest time. But it sees no use of a block that the engine finds near. So the beginnings
-that all prompts share would seem to be the oldest, and be dropped first. A block is *noted* when it is saved or fetched. If it
-is found near later, the tiers are told, at most once in a while. What they have dropped all the same is stored again.
+that all prompts share would seem to be the oldest, and be dropped first. A block is *recorded* when it is saved or fetched. If
+it is found near later, the tiers are told, at most once in a while. What they have dropped all the same is stored again.
 """
 
 import time
@@ -21,7 +21,7 @@ TOUCH_SECONDS = (
 SAVED_SHARE = (
     4  # or when as many blocks were saved since as 1/4 of the arena has: a small tier drops blocks in less time
 )
-MEMORY = 4  # so many times the blocks of arena and slab are noted
+MEMORY = 4  # so many times the blocks of arena and slab are recorded
 
 
 class KVTouches:
@@ -44,30 +44,31 @@ class KVTouches:
         self._pool, self._slab, self._calls, self._owner, self._save = pool, owner.slab, calls, owner, save
         self._has_tiers, self._saves = bool(config.tiers), config.saves
         self._seconds = min([TOUCH_SECONDS, *(tier.ttl_seconds / 4 for tier in config.tiers if tier.ttl_seconds)])
-        self._num_noted = 0
-        # key -> when it was noted or told: the time, and `_num_noted`; the oldest first
+        self._num_recorded = 0
+        # key -> when it was recorded or told: the time, and `_num_recorded`; the oldest first
         self._last: dict[BlockKey, tuple[float, int]] = {}
 
     def note(self, keys: Sequence[BlockKey]) -> None:
         """The tiers have just got these blocks."""
         if self._has_tiers:
-            self._num_noted += len(keys)
+            self._num_recorded += len(keys)
             self._set(keys)
 
-    def note_fetched(self, keys: Sequence[BlockKey]) -> None:
+    def record_fetched(self, keys: Sequence[BlockKey]) -> None:
         """A tier has given these blocks. The others do not know it: they are told when they are due."""
-        self._num_noted += len(keys)
+        self._num_recorded += len(keys)
         self._set([key for key in keys if key not in self._last])
 
     def due(self, objects: Sequence[list[BlockKey]]) -> list[list[BlockKey]]:
         """Returns those of the objects, whose blocks were found, of which the tiers must be told now. They count as told."""
         if not self._last:
             return []
-        since, num_noted = time.monotonic() - self._seconds, self._num_noted - self._pool.num_blocks // SAVED_SHARE
+        since = time.monotonic() - self._seconds
+        num_recorded = self._num_recorded - self._pool.num_blocks // SAVED_SHARE
         due = [
             keys
             for keys in objects
-            if (last := self._last.get(keys[0])) is not None and (last[0] <= since or last[1] <= num_noted)
+            if (last := self._last.get(keys[0])) is not None and (last[0] <= since or last[1] <= num_recorded)
         ]
         self._set([key for keys in due for key in keys])
         return due
@@ -99,7 +100,7 @@ class KVTouches:
             self._slab.free(reversed(slots))
 
     def _set(self, keys: Sequence[BlockKey]) -> None:
-        now = time.monotonic(), self._num_noted
+        now = time.monotonic(), self._num_recorded
         for key in keys:
             self._last.pop(key, None)
             self._last[key] = now

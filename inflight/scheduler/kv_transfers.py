@@ -167,15 +167,15 @@ class KVTransfers(Transfers):
 
     def _let_go(self, request: Request) -> None:
         if self._waits.pop(request.request_id, None) is not None:
-            self._listener.note_brought(request)
+            self._listener.record_brought(request)
 
     def find_near(self, key: BlockKey) -> int | None:
         """Returns None if neither arena nor slab has the block. Otherwise the number has no meaning."""
         block_id = self._pool.lookup(key)
         return self.slab.lookup(key) if block_id is None else block_id
 
-    def note_fetched(self, keys: Sequence[BlockKey]) -> None:
-        self._touches.note_fetched(keys)
+    def record_fetched(self, keys: Sequence[BlockKey]) -> None:
+        self._touches.record_fetched(keys)
 
     def _tell_use(self, blocks: RequestBlocks, num_blocks: int) -> None:
         """A request goes on after so many blocks, which are near."""
@@ -278,7 +278,7 @@ class KVTransfers(Transfers):
             elif num_resets == self.num_resets:
                 for key, block_id in zip(keys, new, strict=True):
                     self._pool.register(block_id, key)
-                self._kv_cache.note_loaded(blocks, num_hit, request.token_ids)
+                self._kv_cache.record_loaded(blocks, num_hit, request.token_ids)
                 self.counts.num_hit_tokens += max(0, num_hit - local) * self._kv_cache.block_size
                 self.counts.num_loaded_blocks += len(new)
                 self.counts.load_bytes += len(new) * self._block_bytes
@@ -311,15 +311,15 @@ class KVTransfers(Transfers):
 
     # -- out -----------------------------------------------------------------------------------------------------------
 
-    def note_committed(self, request: Request, first: int) -> None:
-        self._note_unsaved(request, first, is_released=False)
+    def record_committed(self, request: Request, first: int) -> None:
+        self._record_unsaved(request, first, is_released=False)
 
-    def note_release(self, request: Request, *, has_last_state: bool) -> None:
+    def record_release(self, request: Request, *, has_last_state: bool) -> None:
         num_committed = request.blocks.num_committed
         num_last = self._kept.num_last if has_last_state else 0
-        self._note_unsaved(request, max(0, num_committed - num_last), is_released=True)
+        self._record_unsaved(request, max(0, num_committed - num_last), is_released=True)
 
-    def _note_unsaved(self, request: Request, first: int, *, is_released: bool) -> None:
+    def _record_unsaved(self, request: Request, first: int, *, is_released: bool) -> None:
         """Note which blocks from number `first` on are to be saved. A chunk is saved when its last block is committed. Blocks
         behind the last whole chunk are saved when the request gives them up, each one alone."""
         blocks, size, per_chunk = request.blocks, self._kv_cache.block_size, self._per_chunk

@@ -22,10 +22,10 @@ class NoTransfers(Transfers):
     def settle(self) -> None:
         pass
 
-    def note_committed(self, request: Request, first: int) -> None:
+    def record_committed(self, request: Request, first: int) -> None:
         pass
 
-    def note_release(self, request: Request, *, has_last_state: bool) -> None:
+    def record_release(self, request: Request, *, has_last_state: bool) -> None:
         pass
 
     def end_step(self, num_tokens: int, num_rows: int, seconds: float) -> None:

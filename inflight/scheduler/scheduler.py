@@ -99,8 +99,8 @@ class Scheduler:
         self.transfers: Transfers = NoTransfers() if transfers is None else KVTransfers(kv_cache, transfers, self)
         self.gates = Gates(self._waiting, self._sharing, self.quarantine, self.limits, self.transfers)
 
-    def note_brought(self, request: Request) -> None:
-        self.gates.note_brought(request)
+    def record_brought(self, request: Request) -> None:
+        self.gates.record_brought(request)
 
     @property
     def num_running(self) -> int:
@@ -361,7 +361,7 @@ class Scheduler:
                 first = self._kv_cache.num_known_tokens(request.blocks)
                 num_before = request.blocks.num_committed
                 self._kv_cache.commit(request.blocks, request.token_ids_from(first), num_computed, first_token=first)
-                self.transfers.note_committed(request, num_before if num_before > request.blocks.num_found else 0)
+                self.transfers.record_committed(request, num_before if num_before > request.blocks.num_found else 0)
             if added.finish_reason is not None:
                 self._finish(request)
             elif added.token_ids and request.num_faults:
@@ -443,7 +443,7 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         """Give back the blocks and the slot of a running request."""
         has_last_state = self._kv_cache.name_last_state(request.blocks)
-        self.transfers.note_release(request, has_last_state=has_last_state)
+        self.transfers.record_release(request, has_last_state=has_last_state)
         self._kv_cache.free(request.blocks)
         self._free_slots.append(request.slot)
         request.slot = NO_SLOT

@@ -40,25 +40,25 @@ class Transfers(ABC):
 
     @abstractmethod
     def awaits(self, request: Request) -> bool:
-        """Whether the request must wait until `TransferListener.note_brought` is called."""
+        """Whether the request must wait until `TransferListener.record_brought` is called."""
 
     @abstractmethod
     def begin(self, request: Request, last: int) -> bool:
         """Begin to bring the blocks of the tokens before position `last`. (The request computes the token at `last` itself.)
-        Returns whether the request must wait until `TransferListener.note_brought` is called. Called once for each admission of
-        the request, and again if there was no room."""
+        Returns whether the request must wait until `TransferListener.record_brought` is called. Called once for each admission
+        of the request, and again if there was no room."""
 
     @abstractmethod
     def settle(self) -> None:
         """Go on with the transfers whose calls have ended. Release the requests that have waited long enough."""
 
     @abstractmethod
-    def note_committed(self, request: Request, first: int) -> None:
+    def record_committed(self, request: Request, first: int) -> None:
         """The blocks of the request from number `first` on have been committed. The first time after an admission `first` is
         0: found blocks may not have been saved for the request that computed them."""
 
     @abstractmethod
-    def note_release(self, request: Request, *, has_last_state: bool) -> None:
+    def record_release(self, request: Request, *, has_last_state: bool) -> None:
         """The request ends or is preempted, and will give up its blocks. `has_last_state`: the state after its last full block
         was named."""
 
@@ -95,7 +95,7 @@ class Transfers(ABC):
 class TransferListener(Protocol):
     """The scheduler, as transfers see it."""
 
-    def note_brought(self, request: Request) -> None:
+    def record_brought(self, request: Request) -> None:
         """The request need not wait any more."""
 
     def fail(self, request_id: str, reason: str, kind: ErrorKind) -> None:

@@ -139,7 +139,7 @@ def test_blocks_that_were_loaded_are_told_with_their_parents() -> None:
             (block_id,) = cache.pool.allocate(1)
             cache.pool.register(block_id, (name, 0))
             cache.pool.free([block_id])
-            cache.note_loaded(blocks, index + 1, tokens)
+            cache.record_loaded(blocks, index + 1, tokens)
         subscriber.apply(taken(events))
         assert sorted(map(len, subscriber.tokens.values())) == [4, 8, 12, 16, 20][:num_told]
 

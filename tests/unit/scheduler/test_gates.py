@@ -115,7 +115,7 @@ def test_a_request_is_held_until_its_blocks_are_there(waiting: Waiting) -> None:
     waiting.add("b")
     assert waiting.next() == "b"
     assert waiting.queue.is_held(held)
-    waiting.gates.note_brought(held)
+    waiting.gates.record_brought(held)
     assert waiting.next() == "a"
     waiting.admit("a")
     assert waiting.next() == "b"
@@ -156,7 +156,7 @@ def test_a_follower_waits_for_its_leader_and_shares_its_blocks(waiting: Waiting)
     follower = waiting.add("c1", 9, leader="c0")
     assert waiting.next() is None
     assert waiting.queue.is_held(leader) and waiting.queue.is_held(follower)
-    waiting.gates.note_brought(leader)  # the name of its event is the followers', too
+    waiting.gates.record_brought(leader)  # the name of its event is the followers', too
     assert waiting.next() == "c0"
     waiting.admit("c0")
     assert waiting.next() is None and waiting.queue.is_held(follower)
@@ -203,7 +203,7 @@ def test_a_quarantined_request_that_is_held_does_not_run(waiting: Waiting) -> No
         waiting.quarantine.record_failed_step([request, other])
     assert waiting.quarantine.alone is request
     assert waiting.next() is None
-    waiting.gates.note_brought(request)
+    waiting.gates.record_brought(request)
     assert waiting.next() == "a"
 
 
@@ -225,7 +225,7 @@ def test_a_request_whose_blocks_were_brought_is_short_again(waiting: Waiting) ->
     for block_id, name in zip(blocks, request.blocks.hashes, strict=False):
         pool.register(block_id, (name, 0))
     pool.free(blocks)
-    waiting.gates.note_brought(request)
+    waiting.gates.record_brought(request)
     assert not request.is_long
     assert waiting.next(may_start_long=False) == "a"
 

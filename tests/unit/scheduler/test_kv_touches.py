@@ -97,7 +97,7 @@ def test_the_tiers_are_told_of_whole_chunks(clock: Clock, in_slab: int) -> None:
     chunks = KVTierConfig(type="obj", url="memory:///", blocks_per_chunk=4)
     bench = Bench(num_blocks=100, num_slots=100, tiers=(chunks,))
     request = bench.compute(PROMPT)
-    bench.transfers.note_release(request, has_last_state=False)
+    bench.transfers.record_release(request, has_last_state=False)
     bench.transfers.end_step(1, 1, 0.0)
     bench.kv_cache.free(request.blocks)
     while bench.pending("save"):

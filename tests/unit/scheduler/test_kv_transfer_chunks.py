@@ -32,7 +32,7 @@ def saved(bench: Bench) -> list[int]:
 
 
 def end(bench: Bench, request: object) -> None:
-    bench.transfers.note_release(request, has_last_state=False)  # type: ignore[arg-type]
+    bench.transfers.record_release(request, has_last_state=False)  # type: ignore[arg-type]
     bench.kv_cache.free(request.blocks)  # type: ignore[attr-defined]
     bench.transfers.end_step(1, 1, 0.0)
 
@@ -49,7 +49,7 @@ def test_a_chunk_is_saved_when_its_last_block_is_committed() -> None:
         assert bench.kv_cache.allocate_slots(request.blocks, num_tokens) is not None
         if bench.kv_cache.has_full_blocks(request.blocks, num_tokens):
             bench.kv_cache.commit(request.blocks, tokens(num_tokens), num_tokens)
-        bench.transfers.note_committed(request, num_before)
+        bench.transfers.record_committed(request, num_before)
         bench.transfers.end_step(1, 1, 0.0)
         assert saved(bench) == [4] * count, num_tokens
     end(bench, request)
@@ -128,7 +128,7 @@ def test_blocks_of_a_leader_that_have_no_names_yet() -> None:
     follower = bench.request(tokens(33))
     follower.blocks.num_committed, follower.blocks.may_be_named = 6, True
     assert follower.blocks.hashes == []
-    bench.transfers.note_release(follower, has_last_state=False)
+    bench.transfers.record_release(follower, has_last_state=False)
     follower.blocks.num_committed = 0
     bench.check_idle()
 

@@ -476,7 +476,7 @@ def test_the_window_at_the_end_of_an_answer_is_fetched() -> None:
     bench = Bench(windows=(None, 5), num_blocks=100, num_slots=100, tiers=(TIER,))
     session = bench.compute(tokens(24), num_prompt_tokens=5)
     assert bench.kv_cache.name_last_state(session.blocks)
-    bench.transfers.note_release(session, has_last_state=True)
+    bench.transfers.record_release(session, has_last_state=True)
     while bench.pending("save"):
         bench.tiers.update(key for together in bench.pending("save")[0][3] for key in together)
         bench.end("save", True)
@@ -503,7 +503,7 @@ def test_the_state_at_the_end_of_an_answer_is_fetched(has_state: bool) -> None:
     )
     session = bench.compute(tokens(24), num_prompt_tokens=5)
     assert bench.kv_cache.name_last_state(session.blocks)
-    bench.transfers.note_release(session, has_last_state=True)
+    bench.transfers.record_release(session, has_last_state=True)
     bench.transfers.end_step(1, 1, 0.0)
     bench.kv_cache.free(session.blocks)
     while bench.pending("save"):

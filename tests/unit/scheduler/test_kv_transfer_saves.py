@@ -58,11 +58,11 @@ def test_a_block_is_saved_once() -> None:
     second = bench.request(tokens(17))  # it has computed the same blocks beside the first one
     bench.kv_cache.name_blocks(second.blocks, tokens(17))
     second.blocks.num_committed = 4
-    bench.transfers.note_committed(second, 0)
+    bench.transfers.record_committed(second, 0)
     bench.transfers.end_step(1, 1, 0.0)
     assert len(bench.pending("save")) == 1  # while the save runs
     bench.end("save", True)
-    bench.transfers.note_committed(second, 0)
+    bench.transfers.record_committed(second, 0)
     bench.transfers.end_step(1, 1, 0.0)
     assert not bench.calls  # and afterwards
     bench.kv_cache.free(first.blocks)
@@ -238,7 +238,7 @@ def test_a_reset_before_committed_blocks_are_saved() -> None:
     request = bench.request(tokens(17))
     assert bench.kv_cache.allocate_slots(request.blocks, 17) is not None
     bench.kv_cache.commit(request.blocks, tokens(17), 17)
-    bench.transfers.note_committed(request, 0)
+    bench.transfers.record_committed(request, 0)
     bench.transfers.reset(with_slab=False)
     bench.transfers.end_step(1, 1, 0.0)
     assert not bench.calls

@@ -151,7 +151,7 @@ def test_what_is_committed_is_told_to_the_transfers(monkeypatch: pytest.MonkeyPa
     def note(request: Request, first: int) -> None:
         told.append((first, request.blocks.num_committed))
 
-    monkeypatch.setattr(engine.scheduler.transfers, "note_committed", note)
+    monkeypatch.setattr(engine.scheduler.transfers, "record_committed", note)
     for name, num_committed in (("a", 4), ("b", 5)):
         engine.add(name, [1] * (4 * num_committed + 1), 8)
         engine.run()

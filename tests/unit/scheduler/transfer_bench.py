@@ -93,7 +93,7 @@ class Bench:
     def _note_news(self) -> None:
         self.num_news += 1
 
-    def note_brought(self, request: Request) -> None:
+    def record_brought(self, request: Request) -> None:
         self.brought.append(request.request_id)
 
     def fail(self, request_id: str, reason: str, kind: ErrorKind) -> None:
@@ -118,7 +118,7 @@ class Bench:
         assert self.kv_cache.allocate_slots(blocks, len(token_ids), computed) is not None
         self.kv_cache.commit(blocks, token_ids, len(token_ids))
         request.num_cached_tokens = len(computed[0]) * self.block_size
-        self.transfers.note_committed(request, 0)
+        self.transfers.record_committed(request, 0)
         self.transfers.end_step(1, 1, 0.0)
         return request
 

@@ -112,11 +112,11 @@ class SlabReplica:
         blocks.num_committed = len(computed[0])
         if bench.kv_cache.has_full_blocks(blocks, len(tokens)):
             bench.kv_cache.commit(blocks, tokens, len(tokens))
-            bench.transfers.note_committed(request, 0)
+            bench.transfers.record_committed(request, 0)
             bench.transfers.end_step(1, 1, 0.0)
             self._end_calls()
         has_last_state = bench.kv_cache.name_last_state(blocks)
-        bench.transfers.note_release(request, has_last_state=has_last_state)
+        bench.transfers.record_release(request, has_last_state=has_last_state)
         bench.transfers.end_step(1, 1, 0.0)
         self._end_calls()
         bench.kv_cache.free(blocks)
