@@ -43,9 +43,8 @@ class _Builder:
         self._is_allowed = is_allowed
         self._rng = rng
         pairs = [(factor, value) for factor, values in enumerate(self._values) for value in range(len(values))]
-        self._bits = {
-            pair: 1 << i for i, pair in enumerate(pairs)
-        }  # the sum of some pairs' bits stands for these pairs
+        # the sum of some pairs' bits stands for these pairs
+        self._bits = {pair: 1 << i for i, pair in enumerate(pairs)}
         self._uncovered: dict[int, tuple[_Pair, ...]] = {}  # sum -> pairs
 
     def build(self, strength: int) -> list[Row]:
