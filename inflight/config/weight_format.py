@@ -18,6 +18,7 @@ COMPRESSED_TENSORS = "compressed-tensors"
 FP8 = "fp8"
 FBGEMM_FP8 = "fbgemm_fp8"
 COMPRESSED_FP8 = "compressed-tensors in fp8"
+MXFP4 = "mxfp4"
 GGUF = "gguf"
 
 _FP8_FORMATS = (FP8, FBGEMM_FP8, COMPRESSED_FP8)
@@ -32,6 +33,7 @@ STORED_QUANTIZATIONS = {
     "gptq_marlin": GPTQ,
     "compressed-tensors": COMPRESSED_TENSORS,
     "fbgemm_fp8": FBGEMM_FP8,
+    "mxfp4": MXFP4,
     "gguf": GGUF,
 }
 # The variants of a format: which of them a checkpoint has, only its files say.
@@ -40,8 +42,8 @@ GENERAL_FORMATS = {GPTQ_V2: GPTQ, COMPRESSED_FP8: COMPRESSED_TENSORS}
 _BITS = (4, 8)
 _READ = (
     "supported are gptq (4 and 8 bits), awq (4 bits, version gemm), compressed-tensors (pack-quantized and int-quantized, 4 "
-    "and 8 bits; float-quantized, 8 bits), fp8 (e4m3), fbgemm_fp8 and GGUF files; use one of these, or the plain checkpoint "
-    "that it was made from"
+    "and 8 bits; float-quantized, 8 bits), fp8 (e4m3), fbgemm_fp8, mxfp4 and GGUF files; use one of these, or the plain "
+    "checkpoint that it was made from"
 )
 _MIXED = "mixed-precision"
 _FLOAT_FORMAT = "float-quantized"
@@ -73,6 +75,8 @@ def parse_weight_format(config: JsonFields) -> str:
         return FP8
     if method == "fbgemm_fp8":
         return FBGEMM_FP8
+    if method == "mxfp4":
+        return MXFP4
     raise fields.refusal(f"quant_method={method!r} is not supported; {_READ}")
 
 

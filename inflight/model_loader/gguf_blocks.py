@@ -46,6 +46,7 @@ from torch import Tensor
 
 from inflight.config.gguf_types import GgufType, dequantize, lookup_table
 from inflight.kernels.quantized_weight import QuantizedWeight
+from inflight.model_loader.mxfp4 import mxfp4_weight
 
 _GROUP = 32
 _AT_ONCE = 2**22  # number of weights that the package computes at once; as float32 they have 16 MB
@@ -251,11 +252,7 @@ def _iq4_xs(blocks: Tensor) -> QuantizedWeight:
 
 
 def _mxfp4(blocks: Tensor) -> QuantizedWeight:
-    exponent = blocks[..., :1].int()
-    # the bits of the float 2 ** (e - 128), which is subnormal for e < 2
-    bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), exponent - 1 << 23)
-    scales = bits.view(torch.float32)
-    return _weight(_looked_up("MXFP4", _nibbles(blocks[..., 1:])), scales, scales * 128, 8)
+    return mxfp4_weight(_nibbles(blocks[..., 1:]).flatten(1), blocks[..., 0])
 
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -48,6 +48,8 @@ _DOWN = ("down_proj",)
 _STACKS = {  # by the name behind `_EXPERTS`
     "gate_up_proj": _Stack(_GATE_UP),
     "down_proj": _Stack(_DOWN),
+    "alternating.gate_up_proj": _Stack(_GATE_UP, alternates=True),
+    "alternating.down_proj": _Stack(_DOWN),
     "transposed.gate_up_proj": _Stack(_GATE_UP, (_COLUMNS, _ROWS), alternates=True),
     "transposed.gate_up_proj_bias": _Stack(_GATE_UP, (_ROWS,), alternates=True),
     "transposed.down_proj": _Stack(_DOWN, (_COLUMNS, _ROWS)),
@@ -66,7 +68,8 @@ class _Place:
 
 
 class StackedExperts(WeightSource):
-    """The weights of `stored`, in which the stacked tensors are divided.
+    """The weights of `stored`, in which the stacked tensors are divided. Of a quantized one, `stored` reads parts of one
+    expert, [rows, columns], whose rows may have a step.
 
     Raises:
         CheckpointError: a stacked tensor has another number of dimensions than it should have, or its rows cannot be divided
@@ -78,6 +81,7 @@ class StackedExperts(WeightSource):
         self._places: dict[str, _Place] = {}
         self.tensors = dict(stored.tensors)
         self.notice = stored.notice
+        self.bits_in_memory = stored.bits_in_memory
         unlisted = set(stored.unlisted)
         for name in stored.tensors:
             layer, _, stacked = name.partition(_EXPERTS)
@@ -101,7 +105,8 @@ class StackedExperts(WeightSource):
                 weight = f"{prefix}{expert}.{projection}.{kind}"
                 if weight in self.tensors:
                     raise CheckpointError(f"{weight} is both in {name} and a tensor of its own in {tensor.file}")
-                self.tensors[weight] = StoredTensor(tensor.file, (len(rows), *columns), tensor.dtype)
+                shape = len(rows), *columns
+                self.tensors[weight] = StoredTensor(tensor.file, shape, tensor.dtype, tensor.is_quantized)
                 self._places[weight] = _Place(name, stack, expert, rows)
                 found.append(weight)
         return found
@@ -115,11 +120,14 @@ class StackedExperts(WeightSource):
                 if place is None:
                     return read_stored(name, shard)
                 rows = place.rows[shard[0]]
-                held = {_ROWS: slice(rows[0], rows[-1] + 1), _COLUMNS: shard[-1]}
+                is_quantized = self.tensors[name].is_quantized
+                step = rows.step if is_quantized else 1  # safetensors cannot be read with a step
+                held = {_ROWS: slice(rows[0], rows[-1] + 1, step), _COLUMNS: shard[-1]}
                 dimensions = place.stack.dimensions
                 expert = slice(place.expert, place.expert + 1)
                 part = read_stored(place.name, (expert, *(held[each] for each in dimensions)))
-                assert isinstance(part, Tensor), "stacked weights are plain"
+                if isinstance(part, QuantizedWeight):  # of this expert
+                    return part
                 return part[0].movedim(dimensions.index(_ROWS), 0)[:: rows.step]
 
             yield read

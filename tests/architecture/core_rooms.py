@@ -35,6 +35,7 @@ EDGES = {
         *("config/gguf_*.py", "config/safetensors_file.py", "config/stored_*.py", "config/weight_format.py"),
         *("config/separate_quantization.py", "model_loader/gguf_*.py", "model_loader/gptq.py"),
         *("model_loader/stacked_experts.py", "model_loader/float8*.py", "model_loader/open_source.py"),
+        "model_loader/mxfp4*.py",
         *("model_loader/compressed_tensors.py", "model_loader/pack*.py", "tokenizer/gguf_*.py"),
     ),
     "chats": (

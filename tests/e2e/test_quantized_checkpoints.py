@@ -14,6 +14,7 @@ from inflight.errors import ConfigError, TokenizerError
 from inflight.tokenizer.gguf_tokenizer import gguf_tokenizer
 from tests.support.gguf_files import Number
 from tests.support.gguf_models import write_pair
+from tests.support.mxfp4_checkpoints import write_mxfp4
 from tests.support.quantized_checkpoints import gptq
 from tests.unit.model_loader import test_float8_source as float8
 from tests.unit.model_loader import test_packed_checkpoint as packed
@@ -76,6 +77,16 @@ def test_the_option_may_name_fp8(tmp_path: Path) -> None:
     assert tokens(stored, quantization="fp8") == tokens(stored)
     with pytest.raises(ConfigError, match=r"quantization='fbgemm_fp8', but .* are stored as fp8"):
         open_llm(stored, quantization="fbgemm_fp8")
+
+
+def test_experts_in_mxfp4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the C++ kernels, which round activations to 8 bits."""
+    monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
+    plain, packed_in_four_bits = write_mxfp4(tmp_path)
+    truth = tokens(plain)
+    assert tokens(packed_in_four_bits) == truth
+    assert tokens(packed_in_four_bits, quantization="mxfp4", tensor_parallel_size=2) == truth
+    assert tokens(packed_in_four_bits, model_impl="transformers") == truth
 
 
 def test_the_tokenizer_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

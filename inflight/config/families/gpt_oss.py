@@ -7,10 +7,16 @@ from inflight.config.families.expert_fields import NUM_EXPERTS, read_experts
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
 
+_STACKS = ("gate_up_proj", "down_proj")
 _RENAMES = (
     (".mlp.router.", ".mlp.gate."),
-    (".mlp.experts.gate_up_proj", ".mlp.experts.transposed.gate_up_proj"),
-    (".mlp.experts.down_proj", ".mlp.experts.transposed.down_proj"),
+    # in MXFP4 they are not transposed, but the rows of gate and up alternate, too
+    *(
+        (f".mlp.experts.{name}_{part}", f".mlp.experts.alternating.{name}_{part}")
+        for name in _STACKS
+        for part in ("blocks", "scales")
+    ),
+    *((f".mlp.experts.{name}", f".mlp.experts.transposed.{name}") for name in _STACKS),
 )
 _ROPE = {
     "rope_type": "yarn",
