@@ -36,12 +36,16 @@ _NAMES_IN_LAYER = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-# Tensors of all experts of a layer, [experts, rows, columns] -> the projections whose rows they have, one behind the other
+# Tensors of all experts of a layer, [experts, rows, columns] or biases, [experts, rows] -> the projections whose rows they
+# have, one behind the other
 _STACKED = {
     "ffn_gate_exps.weight": ("gate_proj",),
     "ffn_up_exps.weight": ("up_proj",),
     "ffn_gate_up_exps.weight": ("gate_proj", "up_proj"),
     "ffn_down_exps.weight": ("down_proj",),
+    "ffn_gate_exps.bias": ("gate_proj",),
+    "ffn_up_exps.bias": ("up_proj",),
+    "ffn_down_exps.bias": ("down_proj",),
 }
 _EXPERT = re.compile(r"ffn_(gate|up|down)\.(0|[1-9][0-9]*)\.weight")  # in files of 2023
 _BLOCK = re.compile(r"blk\.(0|[1-9][0-9]*)\.([\w.]+)")
@@ -99,18 +103,21 @@ class GgufSource(WeightSource):
         self._places[name] = stored_name, first_row
 
     def _add_experts(self, stored_name: str, tensor: GgufTensor, prefix: str, projections: tuple[str, ...]) -> None:
-        if len(tensor.shape) != 3 or tensor.shape[1] % len(projections):
+        kind = stored_name.rpartition(".")[2]
+        dimensions = ("experts", "rows") if kind == "bias" else ("experts", "rows", "columns")
+        is_quantized_bias = kind == "bias" and tensor.type.is_quantized
+        if len(tensor.shape) != len(dimensions) or tensor.shape[1] % len(projections) or is_quantized_bias:
             raise CheckpointError(
-                f"{tensor.path}: {stored_name} has shape {list(tensor.shape)}; it should be [experts, rows, columns], with the "
-                f"rows of {' and '.join(projections)}"
+                f"{tensor.path}: {stored_name} has shape {list(tensor.shape)}; it should be [{', '.join(dimensions)}], with "
+                f"the rows of {' and '.join(projections)}, and floats if it is a bias"
             )
-        num_experts, num_rows, num_columns = tensor.shape
+        num_experts, num_rows, *columns = tensor.shape
         size = num_rows // len(projections)
         for expert in range(num_experts):
             for index, projection in enumerate(projections):
-                stored = StoredTensor(tensor.path, (size, num_columns), tensor.type.name, tensor.type.is_quantized)
-                first_row = expert * num_rows + index * size
-                self._add(f"{prefix}.{expert}.{projection}.weight", stored, stored_name, first_row)
+                stored = StoredTensor(tensor.path, (size, *columns), tensor.type.name, tensor.type.is_quantized)
+                first_row = expert if kind == "bias" else expert * num_rows + index * size  # a bias is one row
+                self._add(f"{prefix}.{expert}.{projection}.{kind}", stored, stored_name, first_row)
 
     @contextmanager
     def open(self) -> Iterator[ReadPart]:

@@ -1,9 +1,10 @@
 """gpt-oss (arXiv:2508.10925): attention sinks, windows in every second layer, experts with biases and a clamped gate."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import SILU, SWIGLU_OAI, LayerSpec, ModelArchitecture
-from inflight.config.families.expert_fields import NUM_EXPERTS, read_experts
+from inflight.config.families.expert_fields import GGUF_EXPERTS, NUM_EXPERTS, read_experts
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
 
@@ -25,6 +26,12 @@ _ROPE = {
     "beta_slow": 1.0,
     "truncate": False,
     "original_max_position_embeddings": 4096,
+}
+_YARN_KEYS = {  # keys of a GGUF file -> fields
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
 }
 _GATE = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # the only numbers that the kernels know
 
@@ -48,4 +55,27 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     return replace(fields.architecture(layers, eps=1e-5), renames=_RENAMES)
 
 
-FAMILY = Family(architecture="GptOssForCausalLM", model_type="gpt_oss", parse=_parse, reads=NUM_EXPERTS)
+def _rope_of_gguf(given: Mapping[str, object]) -> dict[str, object]:
+    """A GGUF file does not say that yarn's range is not rounded, as in all published models."""
+    if given.get("rope.scaling.type") != "yarn":
+        return {"rope_parameters": {"rope_type": "default"}}
+    found = {name: given[key] for key, name in _YARN_KEYS.items() if key in given}
+    return {"rope_scaling": {"rope_type": "yarn", "truncate": False, **found}}
+
+
+FAMILY = Family(
+    architecture="GptOssForCausalLM",
+    model_type="gpt_oss",
+    gguf_name="gpt-oss",
+    gguf_has_experts=True,
+    gguf_names={
+        **GGUF_EXPERTS,
+        "attention.sliding_window": "sliding_window",
+        "expert_feed_forward_length": "intermediate_size",
+    },
+    gguf_fields=_rope_of_gguf,
+    gguf_keys=tuple(_YARN_KEYS),
+    gguf_tensors={"attn_sinks.weight": "self_attn.sinks", "post_attention_norm": "post_attention_layernorm"},
+    parse=_parse,
+    reads=NUM_EXPERTS,
+)
