@@ -66,6 +66,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "Qwen1.5-MoE, Qwen2-MoE": ("Qwen-Qwen2.5-7B-Instruct", "chatml"),
     "Mixtral": ("mistral_v1",),
     "OLMoE": (),
+    "gpt-oss": ("openai-gpt-oss-120b",),
     "Granite 3 (with experts)": ("ibm-granite-granite-3.3-2B-Instruct",),
 }
 
