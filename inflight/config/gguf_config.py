@@ -116,6 +116,8 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
         "dtype": _dtype(file),
         "eos_token_id": _eos_token_ids(file),
     }
+    if "use_qk_norm" in family.reads:  # the file has no key for it
+        config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in file.tensors
     _check_head_dim(file, prefix, unread, config)
     config["rope_scaling"] = _rope_scaling(file, prefix, given, config)
     return config | family.from_gguf({**given, "attention.key_length": config["head_dim"]})

@@ -6,6 +6,7 @@ refused.
 """
 
 import json
+import re
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -23,6 +24,7 @@ from inflight.errors import CheckpointError, OutOfMemoryError
 _INT4_BYTES = 0.5  # bytes of a weight, without scales
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FP8_SCALES = ("_scale", "_scale_inv")  # ends of the names of tensors that are only read, not kept
+_KEEPS_FLOATS = re.compile(r"\.embed_tokens\.|\.mlp\.(gate|shared_expert_gate)\.")  # the embedding and routers
 _OF_DECODER = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
 
 
@@ -119,13 +121,13 @@ def _gguf_bytes(tensor: GgufTensor, quantization: str | None) -> float:
 
 
 def _num_bytes(tensors: dict[str, StoredBytes], element: int, layer: float) -> int:
-    """`element`: bytes of a weight of the embedding and the norms. `layer`: bytes of a weight of a linear layer."""
-    return int(
-        sum(
-            prod(tensor.shape) * (layer if len(tensor.shape) > 1 and ".embed_tokens." not in name else element)
-            for name, tensor in tensors.items()
-        )
-    )
+    """`element`: bytes of a weight of the embedding, the norms and the routers. `layer`: bytes of a weight of a linear
+    layer."""
+    total = 0.0
+    for name, tensor in tensors.items():
+        is_linear = len(tensor.shape) > 1 and not _KEEPS_FLOATS.search(name)
+        total += prod(tensor.shape) * (layer if is_linear else element)
+    return int(total)
 
 
 def _tensors_of_decoder(folder: Path, architecture: ModelArchitecture) -> dict[str, StoredBytes]:
@@ -143,6 +145,7 @@ def _tensors_of_decoder(folder: Path, architecture: ModelArchitecture) -> dict[s
             for name, tensor in named
             if name.startswith(_OF_DECODER)
             and not (is_tied and name.startswith("lm_head."))
+            and not name.startswith(architecture.unread)
             and not (becomes_floats(architecture.weight_format) and name.endswith(_FP8_SCALES))
         }
     return {}

@@ -45,7 +45,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "Qwen2, 2.5": ("Qwen-Qwen2.5-7B-Instruct", "qwen_25", "Qwen-QwQ-32B"),
     "Qwen3": ("Qwen-Qwen3-0.6B", "Qwen3-Coder", "qwen3"),
     "Qwen3.5 (text)": ("Qwen3.5-4B", "qwen3_5"),
-    "Qwen3-Next (dense layers)": ("Qwen-Qwen3-0.6B",),  # Qwen3's, without thoughts
+    "Qwen3-Next": ("Qwen-Qwen3-0.6B",),  # Qwen3's, without thoughts
+    "Qwen3.5, 3.6 with experts (text)": ("Qwen3.5-4B", "qwen3_5"),
     "Gemma 2": ("google-gemma-2-2b-it", "gemma"),
     "Gemma 3 (text)": ("gemma3",),
     "Gemma 4 (dense, text)": ("google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved", "gemma4"),
@@ -57,9 +58,16 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "GLM-4 (2024)": (),
     "GLM-4-0414": (),
     "LFM2": ("LFM2-8B-A1B", "LFM2.5-8B-A1B", "LFM2.5-Instruct"),
+    "LFM2 with experts": ("LFM2-8B-A1B", "LFM2.5-8B-A1B"),
     "Ministral 8B": ("mistral_v3_tekken",),
-    "DeepSeek-V2 (dense layers)": ("deepseek_v2",),
-    "DeepSeek-V3 (dense layers)": ("deepseek_v3", "deepseek-ai-DeepSeek-V3.1", "deepseek-ai-DeepSeek-V3.2"),
+    "DeepSeek-V2, V2-Lite": ("deepseek_v2",),
+    "DeepSeek-V3, R1, V3.1, Moonlight, Kimi K2": (
+        "deepseek_v3",
+        "deepseek-ai-DeepSeek-V3.1",
+        "deepseek-ai-DeepSeek-V3.2",
+    ),
+    "GLM-4.7-Flash": (),
+    "GLM-4.5, 4.6, 4.7": (),
     "Youtu-LLM": (),
     "MiniCPM3": ("openbmb-MiniCPM5-1B",),  # near: a later model's
     "Qwen3-MoE": ("Qwen-Qwen3-0.6B", "Qwen3-Coder", "qwen3"),

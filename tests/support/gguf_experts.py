@@ -11,7 +11,15 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import GraniteMoeConfig, MixtralConfig, OlmoeConfig, PreTrainedConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import (
+    Glm4MoeConfig,
+    GraniteMoeConfig,
+    MixtralConfig,
+    OlmoeConfig,
+    PreTrainedConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
 
 from tests.support.gguf_files import Number, Stored, floats, quantized, write_gguf
 from tests.support.gguf_models import COMMON, deinterleave, interleave, metadata_of, stored_name
@@ -31,6 +39,20 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     ),
     "llama": MixtralConfig(**_COMMON, num_local_experts=4, sliding_window=None),
     "olmoe": OlmoeConfig(**{**_COMMON, "num_key_value_heads": 4}, num_experts=4),
+    "glm4moe": Glm4MoeConfig(
+        **{**_COMMON, "num_hidden_layers": 3},
+        head_dim=64,
+        attention_bias=True,
+        use_qk_norm=True,
+        n_routed_experts=8,
+        n_group=2,
+        topk_group=1,
+        moe_intermediate_size=256,
+        n_shared_experts=2,
+        routed_scaling_factor=1.5,
+        norm_topk_prob=True,
+        first_k_dense_replace=1,
+    ),
     "granitemoe": GraniteMoeConfig(
         **_COMMON, num_local_experts=4, attention_multiplier=0.25, logits_scaling=2.0, residual_multiplier=0.5
     ),
@@ -42,6 +64,9 @@ _NAMES = {
     "block_sparse_moe.gate": "ffn_gate_inp",
     "router.layer": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "shared_experts.gate_proj": "ffn_gate_shexp",
+    "shared_experts.up_proj": "ffn_up_shexp",
+    "shared_experts.down_proj": "ffn_down_shexp",
     "shared_expert.gate_proj": "ffn_gate_shexp",
     "shared_expert.up_proj": "ffn_up_shexp",
     "shared_expert.down_proj": "ffn_down_shexp",
@@ -86,7 +111,7 @@ def write_mixture(
         tensors[name] = quantized(kind, tuple(weight.shape), random) if kind.startswith("Q") else floats(weight)
         return tensors[name].weight
 
-    for layer in range(config.num_hidden_layers):
+    for layer in range(_first_sparse(config), config.num_hidden_layers):
         experts = _experts(weights, layer)
         block = f"blk.{layer}"
         if merged:
@@ -113,7 +138,7 @@ def write_mixture(
 def put_weights(plain: Path, architecture: str, stored: Mapping[str, Tensor]) -> None:
     """The folder `plain` gets the weights of a GGUF file, by their names in it."""
     weights = load_file(plain / "model.safetensors")
-    for layer in range(CONFIGS[architecture].num_hidden_layers):
+    for layer in range(_first_sparse(CONFIGS[architecture]), CONFIGS[architecture].num_hidden_layers):
         experts = {key: stored[f"blk.{layer}.ffn_{key}_exps.weight"] for key in ("gate", "up", "down")}
         shapes = {key: each.shape for key, each in _experts(weights, layer).items()}
         _put_experts(weights, layer, {key: each.view(shapes[key]) for key, each in experts.items()})
@@ -122,6 +147,10 @@ def put_weights(plain: Path, architecture: str, stored: Mapping[str, Tensor]) ->
         found = stored[whole].view(weight.shape)
         weights[name] = (deinterleave(found, 64) if is_interleaved else found).contiguous()
     save_file(weights, plain / "model.safetensors", {"format": "pt"})
+
+
+def _first_sparse(config: Any) -> int:  # Any: fields of several classes
+    return getattr(config, "first_k_dense_replace", 0)
 
 
 def _others(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -133,6 +162,10 @@ def _others(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _place(architecture: str, name: str) -> tuple[str, bool]:
     """The name in the file, and whether the rows of heads are interleaved there."""
+    if name.endswith(".e_score_correction_bias"):
+        return f"blk.{name.split('.')[2]}.exp_probs_b.bias", False
+    if architecture == "glm4moe" and name.endswith(".post_attention_layernorm.weight"):
+        return f"blk.{name.split('.')[2]}.post_attention_norm.weight", False
     own = next((stem for module, stem in _NAMES.items() if name.endswith(f".{module}.weight")), None)
     whole = f"blk.{name.split('.')[2]}.{own}.weight" if own else stored_name(architecture, name)[1]
     return whole, architecture in INTERLEAVED and (".q_proj." in name or ".k_proj." in name)
@@ -164,6 +197,8 @@ def _put_experts(weights: dict[str, Tensor], layer: int, experts: Mapping[str, T
 
 
 def _metadata(architecture: str, config: Any) -> dict[str, Any]:  # Any: fields of several classes
+    if architecture == "glm4moe":
+        return _routing(config)
     num_experts = getattr(config, "num_experts", None) or config.num_local_experts
     fields = {"expert_count": Number("I", num_experts), "expert_used_count": Number("I", config.num_experts_per_tok)}
     if architecture in ("qwen3moe", "qwen2moe"):
@@ -182,3 +217,23 @@ def _metadata(architecture: str, config: Any) -> dict[str, Any]:  # Any: fields 
     base = metadata_of(architecture, config)
     base[f"{architecture}.rope.freq_base"] = Number("f", config.rope_parameters["rope_theta"])
     return base | {f"{architecture}.{name}": value for name, value in fields.items()}
+
+
+def _routing(config: Glm4MoeConfig) -> dict[str, Any]:
+    fields = {
+        "rope.dimension_count": Number("I", config.head_dim // 2),
+        "attention.key_length": Number("I", config.head_dim),
+        "attention.value_length": Number("I", config.head_dim),
+        "expert_count": Number("I", config.n_routed_experts),
+        "expert_used_count": Number("I", config.num_experts_per_tok),
+        "expert_feed_forward_length": Number("I", config.moe_intermediate_size),
+        "expert_shared_count": Number("I", config.n_shared_experts),
+        "expert_group_count": Number("I", config.n_group),
+        "expert_group_used_count": Number("I", config.topk_group),
+        "expert_gating_func": Number("I", 2),
+        "expert_weights_scale": Number("f", config.routed_scaling_factor),
+        "expert_weights_norm": config.norm_topk_prob,
+        "leading_dense_block_count": Number("I", config.first_k_dense_replace),
+        "rope.freq_base": Number("f", config.rope_parameters["rope_theta"]),
+    }
+    return metadata_of("glm4moe", config) | {f"glm4moe.{name}": value for name, value in fields.items()}

@@ -1,6 +1,6 @@
 """Reads the fields of config.json that describe mixtures of experts, as several families call them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec
@@ -12,6 +12,21 @@ from inflight.config.mixers import MixerSpec
 NUM_EXPERTS = ("num_experts", "num_local_experts")
 GGUF_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}  # keys of a file -> fields
 GGUF_RENORMALIZES = {"expert_weights_norm": "norm_topk_prob"}  # the same
+# Of DeepSeek's experts: keys of a file -> fields. `routing_from_gguf` reads them, too.
+GGUF_ROUTING = {
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "n_shared_experts",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "expert_gating_func": "scoring_func",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "nextn_predict_layers": "num_nextn_predict_layers",
+}
+_GATING_FUNCTIONS = {1: "softmax", 2: "sigmoid"}  # numbers of the package gguf
 # DeepSeek's name of the shared experts, which are one wide expert, and ours
 SHARED_EXPERTS = (".shared_experts.", ".shared_expert.")
 
@@ -141,7 +156,26 @@ def sparse_layers(fields: FamilyFields, mixers: Sequence[MixerSpec], experts: Mo
 
 
 def drafting_layers(fields: FamilyFields) -> tuple[str, ...]:
-    """The names of the layers behind the last one, which predict drafts (`ModelArchitecture.unread`)."""
+    """The names of the layers behind the last one, which predict drafts (`ModelArchitecture.unread`). `blk`: in GGUF files."""
     num_layers = fields.num_layers
     count = fields.integer("num_nextn_predict_layers", 1, least=0)
-    return tuple(f"model.layers.{index}." for index in range(num_layers, num_layers + count))
+    layers = range(num_layers, num_layers + count)
+    return tuple(f"{layer}.{index}." for index in layers for layer in ("model.layers", "blk"))
+
+
+def routing_from_gguf(given: Mapping[str, object]) -> dict[str, object]:
+    """The fields of `GGUF_ROUTING` whose values a GGUF file writes in another way, or whose absence means something else there.
+    It counts the layers that predict drafts among all layers."""
+    function = given.get("expert_gating_func")
+    count, drafting = given.get("block_count"), given.get("nextn_predict_layers", 0)
+    found: dict[str, object] = {
+        "routed_scaling_factor": given.get("expert_weights_scale") or 1.0,
+        "norm_topk_prob": given.get("expert_weights_norm", False),
+        "first_k_dense_replace": given.get("leading_dense_block_count", 0),
+        "num_nextn_predict_layers": drafting,
+    }
+    if function is not None:
+        found["scoring_func"] = _GATING_FUNCTIONS.get(function, function) if isinstance(function, int) else function
+    if isinstance(count, int) and isinstance(drafting, int):
+        found["num_hidden_layers"] = count - drafting
+    return found

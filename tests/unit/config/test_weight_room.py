@@ -54,6 +54,17 @@ def test_what_the_headers_say(tmp_path: Path) -> None:
     assert room(tmp_path, stored) == Room(int(0.9 * 2 * (800 + 320 + 8 + 800)), None)
 
 
+def test_routers_stay_floats_and_layers_for_drafts_are_not_loaded(tmp_path: Path) -> None:
+    shapes = {
+        "model.layers.0.mlp.gate.weight": (4, 8),
+        "model.layers.0.mlp.experts.0.up_proj.weight": (40, 8),
+        "model.layers.1.mlp.gate.weight": (40, 8),
+    }
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, tmp_path / "model.safetensors")
+    architecture = replace(ARCHITECTURE, unread=("model.layers.1.",))
+    assert room(tmp_path, architecture, quantization="int4") == Room(4 * 32 + 320 // 2, None)
+
+
 def test_of_a_hub_id_the_index_says_it(tmp_path: Path) -> None:
     index = {"metadata": {"total_size": 8000}, "weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))

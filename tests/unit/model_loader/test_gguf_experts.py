@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from inflight.config.gguf_config import read_model_config
+from inflight.config.parse_architecture import parse_architecture
 from inflight.config.ranks import RankLayout
+from inflight.config.unknown_family import describe_model
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.errors import CheckpointError, UnsupportedModelError
 from tests.support.full_context_attention import run_prompt
@@ -77,6 +79,42 @@ def test_keys_that_change_nothing(tmp_path: Path) -> None:
     _, file = write_mixture(tmp_path / "x", "llama", {}, metadata={"llama.expert_weights_norm": False})
     with pytest.raises(UnsupportedModelError, match=r"llama\.expert_weights_norm=False is not supported"):
         read_model_config(file)
+
+
+def test_layers_that_predict_drafts_are_not_read(tmp_path: Path) -> None:
+    """The file counts them among all layers."""
+    drafting = {"block_count": Number("I", 4), "nextn_predict_layers": Number("I", 1)}
+    _, file = write_mixture(
+        tmp_path, "glm4moe", {}, metadata={f"glm4moe.{name}": value for name, value in drafting.items()}
+    )
+    config = read_model_config(file)
+    assert (config["num_hidden_layers"], config["use_qk_norm"], config["scoring_func"]) == (3, True, "sigmoid")
+    unread = parse_architecture(config).unread
+    assert unread == ("model.layers.3.", "blk.3.")
+    load(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"expert_gating_func": Number("I", 1)}, "scoring_func='softmax' is not supported"),
+        ({"expert_group_count": Number("I", 3)}, r"n_group=3.*: 8 experts cannot be divided into 3 groups"),
+        ({"leading_dense_block_count": Number("I", 0)}, r"lacks model\.layers\.0\.mlp\."),
+        ({"expert_shared_count": Number("I", 1)}, r"shared_expert\.gate_proj\.weight .*\[512, 256\].*\[256, 256\]"),
+    ],
+)
+def test_routing_that_a_file_describes_wrongly(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    _, file = write_mixture(
+        tmp_path, "glm4moe", {}, metadata={f"glm4moe.{name}": value for name, value in change.items()}
+    )
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=words):
+        load(file)
+
+
+def test_an_unknown_function_is_named_by_its_key(tmp_path: Path) -> None:
+    _, file = write_mixture(tmp_path, "glm4moe", {}, metadata={"glm4moe.expert_gating_func": Number("I", 7)})
+    with pytest.raises(UnsupportedModelError, match=r"scoring_func=7 .*glm4moe\.expert_gating_func"):
+        describe_model(read_model_config(file), "auto", gguf=file)
 
 
 def test_experts_in_two_forms(tmp_path: Path) -> None:
