@@ -27,7 +27,7 @@ def _which_have_experts(fields: FamilyFields) -> list[bool]:
     given = fields.texts("mlp_layer_types") or ("dense", *["sparse"] * (fields.num_layers - 1))
     if set(given) - {"dense", "sparse"} or len(given) != fields.num_layers:
         raise fields.refusal(
-            f"mlp_layer_types={list(given)!r} must have {fields.num_layers} entries, one per layer, and each must be dense or "
+            f"mlp_layer_types={list(given)!r} must have num_hidden_layers={fields.num_layers} entries, each of them dense or "
             "sparse"
         )
     num_dense = given.count("dense")
