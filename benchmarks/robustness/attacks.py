@@ -1,18 +1,18 @@
-"""One client does its worst, and another one's stream and prompts go on.
+"""One client attacks the server: how much it slows honest clients beside it.
 
     python -m benchmarks.attacks [ATTACK ...] [--seconds 20] [--end]
 
-A server of the embedded model, with a context of 131,072 tokens, so that it takes long texts. Honest clients read a stream that
-never ends, and send a short prompt, a long prompt and a small new grammar again and again: first alone, then beside each
-attack:
+Starts a server of the embedded model, with a context of 131,072 tokens, so that it accepts long texts. Honest clients read one
+stream after another, and send a short prompt, a long prompt and a small new grammar again and again: first alone, then beside
+each attack:
 
 grammar: a request with an ambiguous grammar, sent again when it has ended.
 rollouts: the same with n=16.
 short-texts: 300 connections send texts of 64 KiB of blanks to /tokenize, again and again.
 long-texts: four connections send texts of 400 KB to /tokenize.
 grammars: 64 connections send grammars of 16 KB, each a new one.
-prompts: no attack, but what 64 clients may do: each sends short prompts. Compare "grammars" with it, because a connection
-    without a key is a client.
+prompts: no attack: 64 clients send short prompts. Compare "grammars" with it: without keys, each connection counts as a
+    client, so the 64 connections of that attack get the shares of 64 clients.
 templates: eight connections send chats with which the chat template never ends.
 refused-bodies: four connections send bodies that are larger than the server allows.
 unread-bodies: four connections send bodies without an end to a path that does not exist.
@@ -224,7 +224,7 @@ def run_attack(name: str, port: int) -> None:
 
 @contextmanager
 def attacking(name: str, port: int) -> Iterator[None]:
-    """The attack runs in a process of its own, so that it does not take the honest clients' time. Gives it two seconds."""
+    """Runs the attack in a process of its own, so that it takes no time of the honest clients. Begins two seconds after it."""
     if name not in ATTACKS:
         yield
         return

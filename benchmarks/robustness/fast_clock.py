@@ -1,9 +1,9 @@
-"""Runs another benchmark with a fast clock, so that hours pass for whatever reads the time: ages, pauses, rates.
+"""Runs another benchmark with a fast clock, so that hours pass for all code that reads the time: ages, pauses, rates.
 
     python -m benchmarks.fast_clock 64 benchmarks.soak --requests 30000
 
-The functions of the module `time` run so many times as fast, from the start of the benchmark on and in this process only.
-Waits take as long as ever: a wait of one second is over after one real second, in which many seconds have passed.
+The first argument is a factor: the clocks of the module `time` run so many times as fast, in this process only. Waits are not
+shorter: a wait of one second takes one real second, in which 64 seconds pass on the clock of this example.
 """
 
 from __future__ import annotations

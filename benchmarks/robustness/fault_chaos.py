@@ -41,9 +41,9 @@ REST_SECONDS = 60.0  # until spares are back
 DRAIN_SECONDS = 10  # shutdown_timeout of the server
 MAX_DRAIN_SECONDS = 60.0
 TMPFS_MEGABYTES = 8
-# A process may have so many more at rest: pools start threads when they need them.
+# So much may be added to a process until it is at rest: pools start threads when they need them.
 FURTHER_DESCRIPTORS, FURTHER_THREADS = 4, 8
-FURTHER_MEMORY = 1.5, 64 << 20  # as many times the bytes of before, and so many more
+FURTHER_MEMORY = 1.5, 64 << 20  # a process may have 1.5 times the bytes that it had before, and 64 MiB more
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Chaos:
 
 
 class ChaosServer(FaultServer):
-    """A server that is hit while it starts. Takes the arguments of `FaultServer`, and what draws the faults."""
+    """A server that is hit while it starts. `rng` draws the faults; the other arguments are those of `FaultServer`."""
 
     def __init__(
         self, rng: random.Random, chaos: Chaos, *arguments: Any, **options: Any
@@ -127,8 +127,8 @@ class ChaosServer(FaultServer):
         }
 
     def drain(self, seconds: float) -> bool:
-        """Send SIGTERM, hit one process more, and wait until the server has ended. Returns whether it has, with all that it
-        had started."""
+        """Send SIGTERM, hit one more process, and wait until the server has ended. Returns whether it and all processes that
+        it had started have ended."""
         before = descendants(self.pid)
         self._process.terminate()
         time.sleep(self._rng.uniform(0.0, 1.0))

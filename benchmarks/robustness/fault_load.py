@@ -51,7 +51,7 @@ class Load:
         requests: of each client.
         sends_again: send a request again if its connection breaks, as OpenAI's clients do. Only for faults of a front end: a
             connection ends with the process that holds it.
-        max_sends: how often at most, then.
+        max_sends: with `sends_again`, how often a request is sent at most.
         is_over: whether the server has ended, so that no request is sent again.
     """
 

@@ -21,8 +21,8 @@ recoveries that the server has counted.
 
 `--chaos` hits any process at any moment instead, also while the server starts, recovers and drains, and adds shortages: see
 fault_chaos.py. It also compares what the processes use before and after. With `--memory-factor` it first measures what a
-server and the load need without faults; then the server that is hit, and what it starts, may use so many times as much
-memory (a control group, as a container has one). A process that the kernel ends at this limit is a fault like the others.
+server and the load need without faults. Then the server that is hit and all its processes may use so many times as much
+memory together (in a control group, like a container). A process that the kernel ends at this limit is a fault like the others.
 
 Exit code 1: a request was lost, an answer differs, the server did not recover, a fault could not happen, or the server
 counted a recovery without a fault.
@@ -86,7 +86,7 @@ class Plan:
         max_tokens: most output tokens of a request that is not a chat.
         seconds: repeat the load at least for this time. Faults happen only in the first round.
         is_chaos: whether any process is hit for `seconds`, instead of `faults`.
-        memory_factor: with `is_chaos`, the memory that the server may use, as many times what it needs without faults. None:
+        memory_factor: with `is_chaos`, the memory that the server may use, divided by what it needs without faults. None:
             there is no limit.
         oversubscribe: how many busy processes run per core meanwhile.
         steady_tokens: output tokens of each request of the steady load; 0 leaves it out.

@@ -1,4 +1,4 @@
-"""`MemoryGroup`: a control group whose memory can be limited, as `docker run --memory` does, and what it needs. Needs root."""
+"""`MemoryGroup`: a control group that measures its memory, and can limit it as `docker run --memory` does. Needs root."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from benchmarks.shared.control_group import BenchmarkGroup
 from inflight.config.free_memory import KILLS, MEMORY_FILES
 
 SAMPLE_SECONDS = 0.02
-# Version of control groups -> the fields of memory.stat that add up to what its processes cannot do without: their own pages,
-# and the pages of files and of shared memory that they have mapped.
+# Version of control groups -> the fields of memory.stat whose sum is the memory that the processes cannot give back: their own
+# pages, and the pages of files and of shared memory that they have mapped.
 _NEEDED = {1: ("total_rss", "total_mapped_file"), 2: ("anon", "file_mapped", "kernel")}
 
 
@@ -40,7 +40,7 @@ class MemoryGroup(BenchmarkGroup):
 
     @contextmanager
     def peak(self) -> Iterator[list[int]]:
-        """Inside, samples are taken. At the end the list has one entry: the most bytes that the group needed meanwhile."""
+        """Samples the memory while the context is open. Then the list has one entry: the most bytes that the group needed."""
         found: list[int] = []
         ended = threading.Event()
         most = 0

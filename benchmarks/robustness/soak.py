@@ -1,4 +1,4 @@
-"""Many requests of random sizes through few slots: memory must not grow, and every block must come back.
+"""Many requests of random sizes through few slots: memory must not grow, and every block must become free again.
 
     python -m benchmarks.soak [--requests 10000] [--slots 64] [--models FOLDER]
     python -m benchmarks.fast_clock 64 benchmarks.soak --requests 40000 --engine-args '{"kv_offloading_size": 0.02}'
@@ -6,11 +6,11 @@
 The second command takes some minutes, in which hours pass on the engine's clock.
 
 Sizes, sampling parameters and aborts are drawn from a seed; the KV cache is small, so that requests are preempted and cached
-blocks evicted. Goals: resident anonymous memory in the last quarter is that of the second one (within 8 MiB and 1 %; the first
-quarter is warm-up), and so is the processor time of an output token (within 2 %); all requests end; then every block is free,
-and `check_integrity` holds all the time.
+blocks evicted. Goals: resident anonymous memory in the last quarter is at most 8 MiB and 1 % above that in the second one (the
+first is warm-up), and the processor time of an output token at most 2 % above; all requests end, and then every block is free;
+`check_integrity` holds all the time.
 
-Warm-up takes some hundred requests: oneDNN keeps a compiled kernel for each number of rows it has met, out of some sixty.
+Warm-up takes some hundred requests: oneDNN keeps a compiled kernel for each number of rows that it has met, about sixty.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Soak:
 
 
 def growth_bytes(samples: Sequence[int]) -> int:
-    """Median of the last quarter less that of the second: the first quarter is warm-up."""
+    """Median of the last quarter minus that of the second one. The first quarter is warm-up."""
     second, last = quarters(samples)
     return int(last - second)
 
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=64, help="requests at once [%(default)s]")
     parser.add_argument("--max-prompt-len", type=int, default=128, help="[%(default)s]")
     parser.add_argument("--max-tokens", type=int, default=48, help="[%(default)s]")
-    parser.add_argument("--samples", type=int, default=40, help="how often memory is looked at [%(default)s]")
+    parser.add_argument("--samples", type=int, default=40, help="how often memory is measured [%(default)s]")
     parser.add_argument("--num-threads", type=int, help="compute threads [one a core]")
     parser.add_argument("--seed", type=int, default=0, help="[%(default)s]")
     parser.add_argument(

@@ -3,8 +3,8 @@
     python -m benchmarks.template_steps [--templates FOLDER] [--steps 4194304]
 
 A template is refused after `TemplateBudget.STEPS` steps, so no operation may take much more time than its steps say. Each of
-`OPERATIONS` is repeated until a small budget ends it; the table has those that take the most time a step, and how long a
-rendering of nothing else would take. Goal: LIMIT_SECONDS of processor time.
+`OPERATIONS` is repeated until a small budget ends it. The table has those that take the most time for a step, and the time for
+a whole budget if a template does nothing else. Goal: at most LIMIT_SECONDS of processor time.
 
 FOLDER has *.jinja files, as `make test-clients` puts them into .venv-clients/templates. Each is rendered with a chat of 200
 messages and 20 tools, of which every fourth message calls one; the table has those that need the most steps.
@@ -36,7 +36,7 @@ VALUES = """{% set n = 2**60 %}{% set ns = namespace(x=1) %}{% set a = 'ab c' * 
 {% set end = 'a' * 500 ~ 'b' %}{% macro m(q, r=1) %}{{ q }}{% endmacro %}{% set B = """ + "*".join(["(2**60)"] * 63)
 VALUES += " %}{% set C = " + "*".join(["(3**36)"] * 32) + " %}"
 
-# One a line.
+# One operation in each line.
 OPERATIONS = """
 1
 n + n
@@ -146,7 +146,7 @@ B ~ ''
 
 
 def seconds_a_step(operation: str, max_steps: int) -> float:
-    """Processor time."""
+    """Seconds of processor time for each step of the budget."""
     source = f"{VALUES}{{% for i in range(99999) %}}{{% for j in range(99999) %}}{{% set x = {operation} %}}"
     sandbox = TemplateSandbox()
     template = sandbox.make(sandbox.read(f"{source}{{% endfor %}}{{% endfor %}}"))
@@ -156,7 +156,7 @@ def seconds_a_step(operation: str, max_steps: int) -> float:
         TemplateSandbox.render(template, {"messages": chat()[:3]}, budget)
     except jinja2.TemplateError:
         return (time.thread_time() - begin) / max(max_steps - budget.num_left, 1)
-    raise AssertionError(f"{operation} came to its end")
+    raise AssertionError(f"{operation} ended before its budget was spent")
 
 
 def chat() -> list[dict[str, Any]]:

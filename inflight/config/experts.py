@@ -22,16 +22,16 @@ GROUP_SCORINGS = (HIGHEST, TWO_HIGHEST)
 class RouterSpec:
     """How the router chooses `top_k` experts for a token, and how their results are weighted.
 
-    The router has a number for each expert. Its score is the softmax over all experts, or the sigmoid (`scoring`). The experts
-    with the highest scores are chosen. Their weights are their scores; if `renormalizes`, divided by their sum plus
-    `sum_offset`, so that scores that are all 0 give weights of 0; then multiplied by `scale`. (A softmax over the numbers of
-    the chosen experts only is SOFTMAX with `renormalizes`.)
+    The router computes a logit for each expert. The scores are the softmax of the logits over all experts, or the sigmoid of
+    each logit (`scoring`). The experts with the highest scores are chosen. Their weights are their scores; if `renormalizes`,
+    divided by their sum plus `sum_offset`, so that scores that are all 0 give weights of 0; then multiplied by `scale`. (A
+    softmax over the logits of the chosen experts only is SOFTMAX with `renormalizes`.)
 
     `has_choice_bias`: the checkpoint has a number for each expert, which is added to the score for the choice, but not for the
     weight. With `num_groups` > 1, the experts are divided into so many groups of neighbours. Only experts of the `top_groups`
     groups with the highest scores can be chosen. The score of a group is made from the scores for the choice (`group_scoring`).
 
-    `bias`: the product of the router has a bias.
+    `bias`: the linear layer of the router has a bias.
     """
 
     top_k: int
@@ -67,10 +67,9 @@ class RouterSpec:
 class MoeSpec(MlpSpec):
     """A mixture of experts: each token is computed by the experts that the router chooses for it, and the results are added.
 
-    An expert is a gated MLP (`GatedMlpSpec`) with `size` inner numbers. Beside the chosen ones, each token is computed by a
-    shared expert with `shared_size` inner numbers, if this is not 0. With `has_shared_gate`, its result is multiplied by the
-    sigmoid of one more number of the router. `activation`: as in `GatedMlpSpec`, or SWIGLU_OAI. `bias`: gate, up and down have
-    biases.
+    An expert is a gated MLP (`GatedMlpSpec`) of size `size`. If `shared_size` is not 0, a shared expert of this size computes
+    each token, too. With `has_shared_gate`, its result is multiplied by the sigmoid of one more logit. `activation`: as in
+    `GatedMlpSpec`, or SWIGLU_OAI. `bias`: the projections gate, up and down have biases.
     """
 
     only_on_cpu = "experts, which run on CPUs only so far; use device='cpu', or model_impl='transformers'"
@@ -105,8 +104,8 @@ class MoeSpec(MlpSpec):
 
 
 def share_read(architecture: ModelArchitecture) -> Callable[[int], float] | None:
-    """Of a model with experts: tells which share of its layers' weights a step of so many tokens is expected to read. None if
-    every step reads all of them."""
+    """Returns a function: number of tokens of a step -> the share of the layers' weights that the step is expected to read.
+    Returns None if every step reads all weights."""
     mlps = Counter(layer.mlp for layer in architecture.layers)
     mixers = sum(layer.mixer.num_features for layer in architecture.layers)
 

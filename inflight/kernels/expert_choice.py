@@ -1,4 +1,4 @@
-"""Which experts compute a token, and how their results are added: formulas in plain torch, which are the truth for all kernels.
+"""Which experts compute a token, and how their results are added: formulas in plain torch, with which all kernels must agree.
 
 `RouterSpec` (config/experts.py) says what its fields mean. *Choices* are the experts of each token with their weights, in one
 tensor: int32 [num_tokens, n, 2]. [..., 0] is the index of an expert, [..., 1] the bits of a weight in float32.

@@ -1,4 +1,4 @@
-"""`AttentionSinks`: one more logit of each query head in the softmax of its attention, which belongs to no key."""
+"""`AttentionSinks`: for each query head one more logit in the softmax of the attention, which belongs to no key."""
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 class AttentionSinks(Loadable):
     """The sinks of this rank's heads (arXiv:2309.17453). `logits`: float32 [num_heads], for `AttentionParams`.
 
-    They have memory at once, because the attention gets this tensor when the layer is made.
+    The memory is allocated here, and not at loading, because the attention gets this tensor when the layer is made.
     """
 
     def __init__(self, num_heads: int, context: LayerContext) -> None:

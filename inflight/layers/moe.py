@@ -1,4 +1,4 @@
-"""`FusedMoE`: a mixture of experts. `Router`: the product that decides which experts compute a token.
+"""`FusedMoE`: a mixture of experts. `Router`: the linear layer whose logits decide which experts compute a token.
 
 A token is computed by the experts that its router chooses, and by the shared expert if there is one. Their results are weighted
 and added in float32, the experts in the order of their scores and then the shared one, so that a token's result does not depend
@@ -7,8 +7,8 @@ on the other tokens of a step.
 Each tensor-parallel rank has a part of every expert: rows of gate and up, and columns of down, as in `GatedMLP`. The router is
 whole on each rank.
 
-Experts are loaded in groups of some hundred megabytes, one after the other (`Loadable.separate_units`), so that never all
-experts of a layer are in memory twice.
+Experts are loaded in groups of some hundred megabytes, one after the other (`Loadable.separate_units`), so that only one group
+at a time is in memory twice.
 """
 
 from collections.abc import Iterator
@@ -31,8 +31,8 @@ _GROUP_BYTES = 256 << 20  # of the weights of a group of experts, before they ar
 
 
 class Router(ColumnParallelLinear):
-    """hidden [num_tokens, hidden_size] -> float32 [num_tokens, num_experts], and with a gate of the shared expert one more
-    number. Its weights are never quantized, because a small difference may change the choice.
+    """hidden [num_tokens, hidden_size] -> float32 [num_tokens, num_experts], and one more logit if
+    the shared expert has a gate. Its weights are never quantized, because a small difference may change the choice.
 
     `choice_bias`: float32 [num_experts], see `RouterSpec.has_choice_bias`; None without. In the checkpoint it is called
     `e_score_correction_bias`.
@@ -59,7 +59,7 @@ class Router(ColumnParallelLinear):
 
 
 class Expert(Loadable):
-    """A rank's part of one expert: a gated MLP whose results are to be added up over the ranks."""
+    """A rank's part of one expert: a gated MLP. The caller adds the results of all ranks."""
 
     def __init__(self, hidden_size: int, size: int, spec: MoeSpec, context: LayerContext) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class FusedMoE(Loadable):
         self.kernel = self._make_kernel()
 
     def _make_kernel(self) -> CpuExperts | None:
-        """None: a size is not for the C++ kernels, or they are not used."""
+        """Returns None if the C++ kernels are not used, or do not support a size."""
         gate_up = [linear for each in self.experts if isinstance(linear := each.gate_up_proj.multiply, PackedLinear)]
         down = [linear for each in self.experts if isinstance(linear := each.down_proj.multiply, PackedLinear)]
         are_packed = len(gate_up) == len(down) == len(self.experts)

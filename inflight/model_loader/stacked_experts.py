@@ -23,8 +23,8 @@ _COLUMNS = "columns"
 class _Stack:
     """How a stacked tensor has the rows of its projections.
 
-    `dimensions`: of the tensor, behind that of the experts. If `alternates`, the rows of the projections alternate. Otherwise
-    all rows of one projection come before those of the next one.
+    `dimensions`: of the tensor, after the first one, which is that of the experts. If `alternates`, the rows of the projections
+    alternate. Otherwise all rows of one projection come before those of the next one.
     """
 
     projections: tuple[str, ...]
@@ -35,7 +35,7 @@ class _Stack:
         return f"[experts, {', '.join(self.dimensions)}], with the rows of {' and '.join(self.projections)}"
 
     def places(self, num_rows: int) -> list[range]:
-        """Of each projection the places of its rows, in a tensor that has `num_rows` for each expert."""
+        """Returns for each projection the indices of its rows, in a tensor with `num_rows` rows for each expert."""
         num_projections = len(self.projections)
         if self.alternates:
             return [range(index, num_rows, num_projections) for index in range(num_projections)]
@@ -68,8 +68,8 @@ class _Place:
 
 
 class StackedExperts(WeightSource):
-    """The weights of `stored`, in which the stacked tensors are divided. Of a quantized one, `stored` reads parts of one
-    expert, [rows, columns], whose rows may have a step.
+    """The weights of `stored`, with each stacked tensor divided into the weights of its experts. Of a quantized one, `stored`
+    reads parts of one expert, [rows, columns], whose rows may have a step.
 
     Raises:
         CheckpointError: a stacked tensor has another number of dimensions than it should have, or its rows cannot be divided

@@ -8,7 +8,7 @@ but no longer counts as running, so the next compilation may start.
    written off, unless `num_running` compilations that were written off still run. The next compilation starts SETTLE_SECONDS
    later. If many requests end together, this gives them time to cancel their queued compilations.
 2. If a compilation runs for more than `max_seconds`, it fails and is written off.
-3. If `max_queued` compilations wait already, the newest one of the client that has most of them is refused.
+3. If `max_queued` compilations wait already, the newest one of the client with the most of them is refused.
 """
 
 import threading

@@ -1,11 +1,12 @@
 """`CompileQueue`: the grammars that wait to be compiled, and the order in which they get a thread.
 
-Clients take turns (fair queueing, Demers et al. 1989): a grammar is due when the queue has done its cost for each client that
-has grammars here. So a client that sends many grammars waits for its own ones. Of the grammars of one client the shortest
-comes first, and of clients that come anew the one with the shortest grammar. Every grammar comes at last, because grammars
-that arrive later are due later.
+Clients take turns (fair queueing, Demers et al. 1989): a grammar is due when it would be compiled if all clients with grammars
+in the queue got equal shares of the work. So the many grammars of one client delay only this client. Of the grammars of one
+client the shortest comes first. Of several new clients, the one with the shortest grammar comes first. No grammar waits for
+ever, because grammars that arrive later are due later.
 
-If the queue is full, the client that has most in it is refused: its newest grammar, or the one that it just sends.
+If the queue is full, a grammar of the client with the most grammars in it is refused: its newest one, or the one that it is
+sending.
 """
 
 import bisect
@@ -25,7 +26,7 @@ class Compilation:
     """
     Attributes:
         due: when it is due if its client has no other grammars here; a virtual time in characters (`CompileQueue`).
-        number: the later it came, the higher.
+        number: in the order of arrival.
         cost: in characters.
         forget: called if it is refused after it was accepted, before its future fails.
     """
@@ -46,9 +47,9 @@ class Compilation:
 class CompileQueue:
     """Its caller holds a lock.
 
-    The virtual time, `_now`, is how many characters the queue would have done for each client, if it did the grammars of all
-    clients at the same time. The next grammar of a client is due `cost` characters after it arrived, or after the client's last
-    one was due if that is later.
+    The virtual time, `_now`, is how many characters the queue would have compiled for each client, if it compiled the grammars
+    of all clients at the same time. The next grammar of a client is due `cost` characters after it arrived, or
+    after the client's last one was due if that is later.
     """
 
     def __init__(self, max_size: int) -> None:
@@ -93,7 +94,7 @@ class CompileQueue:
         due, _, following = min(
             (self._due(waiting[0]), self._taken.get(client, 0.0), waiting[0])
             for client, waiting in self._waiting.items()
-        )  # of two that are due together, that of the client whose turn was earlier
+        )  # if two are due at the same time, the client whose last turn was earlier comes first
         self._taken[following.client] = due
         self._now += following.cost / len(self._num_present)
         self._leave(following)

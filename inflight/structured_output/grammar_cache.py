@@ -126,8 +126,9 @@ class GrammarCache:
         self._long.close()
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Compile a grammar, record its size, and evict others if the cache is full now: to free a grammar costs a millisecond,
-        which is not to be the engine's. Runs in a thread of a `CompileLane`. The thread does not hold the lane's lock."""
+        """Compile a grammar, record its size, and evict others if the cache is full now. This thread frees the evicted
+        grammars, because that takes a millisecond, which the engine should not lose. Runs in a thread of a `CompileLane`,
+        without the lane's lock."""
         num_bytes = len(spec.text)
         try:
             backend = self.backend()
@@ -148,8 +149,8 @@ class GrammarCache:
             del evicted  # frees the grammars, without the lock
 
     def _forget(self, spec: GrammarSpec) -> None:
-        """Its place in the queue was given away, so it may be asked for again. `get` calls this, for another grammar, and holds
-        the lock."""
+        """Removes a grammar that has lost its place in the queue, so that a later `get` tries again. A `get` for another
+        grammar calls this, and holds the lock."""
         del self._entries[spec]
 
     def _evict(self, wanted: GrammarSpec) -> list[_Entry]:

@@ -1,4 +1,4 @@
-"""OLMoE (arXiv:2409.02060): Llama's layers with a norm over all queries, and all keys, and a mixture of experts."""
+"""OLMoE (arXiv:2409.02060): Llama's layers with a norm over all queries and one over all keys, and experts."""
 
 from dataclasses import replace
 

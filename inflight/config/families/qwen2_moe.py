@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE (arXiv:2407.10671): the attention of Qwen2, and experts with a shared one that has a gate."""
+"""Qwen1.5-MoE and Qwen2-MoE (arXiv:2407.10671): the attention of Qwen2, experts, and a shared expert with a gate."""
 
 from dataclasses import replace
 

@@ -31,7 +31,7 @@ FAMILY = Family(
     gguf_name="qwen3moe",
     gguf_has_experts=True,
     gguf_names={**GGUF_EXPERTS, **GGUF_RENORMALIZES, "expert_feed_forward_length": "moe_intermediate_size"},
-    # llama.cpp always divides the weights by their sum, as all published models of the family do
+    # llama.cpp always renormalizes the weights of experts, as all published models of the family do
     gguf_fields=lambda given: {"norm_topk_prob": given.get("expert_weights_norm", True)},
     parse=_parse,
     reads=NUM_EXPERTS,

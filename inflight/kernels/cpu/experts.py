@@ -46,7 +46,7 @@ class CpuExperts:
             fits = fits and bool(first.weight.gate) and not second.weight.gate
             fits = fits and first.num_columns == second.weight.in_features
         require(
-            fits, "experts need a gated weight and one for its results, all for one hidden size", dtype, num_experts
+            fits, "experts need weights of gate and up, and of down, with sizes and dtypes that fit", dtype, num_experts
         )
         require(spec.router.problem(spec.num_experts) is None, "the router must fit its experts", spec)
         if choice_bias is not None:
@@ -117,7 +117,7 @@ class CpuExperts:
 
 
 def _require_experts(choices: Tensor, num_experts: int) -> None:
-    """Requires that each choice is one of so many experts. As `require_rows`, it calls no operation of torch."""
+    """Requires that each choice is the index of an expert. Like `require_rows`, it calls no operation of torch."""
     if indices := (ctypes.c_int32 * choices.numel()).from_address(choices.data_ptr())[::2]:
         given = f"{num_experts} experts, and indices from {min(indices)} to {max(indices)}"
         require(min(indices) >= 0 and max(indices) < num_experts, "experts must exist", given)

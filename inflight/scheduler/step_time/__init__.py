@@ -1,1 +1,1 @@
-"""How long a step may take, and how long it will take: a scheduler without a time limit uses only the budget of tokens."""
+"""How long a step may take, and how long it is predicted to take. Without a time limit, only the token budget limits a step."""

@@ -14,7 +14,7 @@ two tokens of a request (`target_inter_token_latency`). Decodes come first, and 
 - While no request decodes, the limit is `max_step_seconds`, so that arrivals, aborts and shutdowns do not wait long.
 - If there are long prompts, every step computes at least one block of a long prompt, whatever the limit is. The same is true
   for short prompts, but a short prompt may have to wait behind a long prompt of a higher priority. So even with a very short
-  limit all prompts are computed at some time.
+  limit all prompts are computed in the end.
 
 Prompts get tokens in queue order. But if short prompts wait behind a long prompt, the long prompt leaves them as many tokens as
 they need, at most half of the tokens that fit into the step at this point.
@@ -95,8 +95,8 @@ class StepBudget:
 
         Args:
             num_reserved: tokens of the step that are kept for other rows.
-            is_stream: the request has drawn tokens, and its tokens that are left were forced by a grammar, or have lost their
-                blocks. Each step computes some tokens of such a request.
+            is_stream: the request has drawn tokens already. The tokens that are left were forced by a grammar, or their KV
+                blocks were lost. Each step computes some tokens of such a request.
         """
         context, wanted, is_long, priority, parts = prompt
         room = self.num_tokens - num_reserved

@@ -5,8 +5,8 @@ most of its time reading the weights. So there are three costs per token: for th
 the tokens up to TOKEN_LIMITS[1], and for all further tokens. If you add a new kind of work to steps, add an amount for it to
 `StepLoad.amounts`.
 
-A model with experts reads more of its weights, the more tokens a step has. So it has one more amount: the share of the weights
-that a step of this size is expected to read.
+A step of a model with experts reads more weights if it has more tokens. So there is one more amount for such a model: the share
+of the weights that a step of this size is expected to read.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class StepLoad:
 
     Attributes:
         num_tokens: all tokens, of prompts, decodes and drafts.
-        num_draws: tokens that the step draws. To verify a draft is one draw, too.
+        num_draws: tokens that the step draws. The verification of a draft counts as one draw.
         num_pairs: how many pairs (prompt token, token that it attends to) there are.
         context: the number of tokens whose keys and values the step reads: for each row, the computed tokens before the row.
     """

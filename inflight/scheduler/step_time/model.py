@@ -10,8 +10,8 @@
   The costs are fitted to measured times divided by the slowdown, so another process hardly changes them. After each step the
   slowdown moves a little toward 1. So if the machine stays slow, the costs rise and the slowdown falls.
 - **Held slowdown** rises at once when the slowdown rises, and falls slowly. It decides how many prompt tokens fit into a step,
-  because another program that pauses often goes on soon. The steps that are already planned when it goes on take longer than
-  predicted: with the slowdown of the pause they would be too large, and exceed the limit. The costs are not fitted with it.
+  because another program that pauses often goes on soon. Steps that were planned during the pause may then still wait. If they
+  had been planned with the low slowdown of the pause, they would exceed the limit. The costs are not fitted with it.
 - **Spread** is the mean relative error of the predictions. Prompts fill a step only up to limit / (1 + spread), so that most
   steps keep the limit although the predictions are not exact.
 """
@@ -30,8 +30,8 @@ FORGETTING = 0.995  # with each step, the weights of all earlier steps in the fi
 NOISE = 0.1  # expected relative error of a measured time
 # expected relative error of the costs at the start; forgetting never makes the mean of the costs' errors larger than this
 UNCERTAINTY = 0.5
-PACE = 0.5  # the share of its distance to the last step's slowdown that the slowdown moves, in logarithms
-RETURN = 0.01  # the share of its distance to 1 that the slowdown moves then, in logarithms
+PACE = 0.5  # after each step, the slowdown moves by this share of its distance to that step's slowdown, in logarithms
+RETURN = 0.01  # then it moves by this share of its distance to 1, in logarithms
 # in each step the held slowdown falls by this share of its distance to the slowdown, in logarithms
 HOLD_PACE = 0.1
 SPREAD_PACE = 0.05
@@ -72,7 +72,7 @@ class StepTimeModel:
         first = max((few_tokens - one_token) / (few - 1), least)
         reading: tuple[float, ...] = ()
         if share_read is not None:
-            # it is mostly the reading that makes a step of a few tokens take longer than one of a token
+            # a step of a few tokens takes longer than a step of one token mostly because it reads more experts
             whole = max((first - per_token) * (few - 1) / (share_read(few) - share_read(1)), least)
             reading, first = (whole,), per_token
             one_token = max(one_token - whole * share_read(1), least)
@@ -81,7 +81,7 @@ class StepTimeModel:
         return cls(costs + reading, share_read)
 
     def seconds(self, load: StepLoad) -> float:
-        """The time that a step with this load computes."""
+        """The predicted time of a step with this load."""
         return self.slowdown * self._unhindered_seconds(load)
 
     def _unhindered_seconds(self, load: StepLoad) -> float:
@@ -109,7 +109,7 @@ class StepTimeModel:
         return low
 
     def _token_seconds(self, num_tokens: int) -> float:
-        """What a step of so many tokens takes for them, and for the reading of their experts."""
+        """The seconds that a step takes for so many tokens, and to read the experts that they choose."""
         return self._unhindered_seconds(StepLoad(num_tokens)) - self._costs[0]
 
     def observe(self, load: StepLoad, seconds: float) -> float:
