@@ -11,7 +11,7 @@ import numpy as np
 
 from inflight.errors import ConfigError
 
-_IN_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")  # in memory; the other quantized types have 8
+_IN_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4")  # in memory; the other quantized types have 8
 
 
 @dataclass(frozen=True)

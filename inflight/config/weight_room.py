@@ -24,7 +24,6 @@ from inflight.errors import CheckpointError, OutOfMemoryError
 _INT4_BYTES = 0.5  # bytes of a weight, without scales
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FP8_SCALES = ("_scale", "_scale_inv")  # ends of the names of tensors that are only read, not kept
-_MXFP4_BLOCKS = "_proj_blocks"  # how the names of such tensors end
 _KEEPS_FLOATS = re.compile(r"\.embed_tokens\.|\.mlp\.(gate|shared_expert_gate)\.")  # the embedding and routers
 _OF_DECODER = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
 
@@ -103,7 +102,7 @@ def find_room(source: Path, architecture: ModelArchitecture, dtype: str, quantiz
         # of a hub id only the small files are here; the index has the sum of the stored bytes
         tensors = {"model.layers.": StoredBytes(source, "", (total // stored, 1), 0, total)}
     if not becomes_floats(architecture.weight_format):
-        return Room(int(0.9 * sum(_quantized_bytes(name, tensor) for name, tensor in tensors.items())), None)
+        return Room(int(0.9 * sum(tensor.stop - tensor.start for tensor in tensors.values())), None)
     plain = _num_bytes(tensors, element, element)
     int4 = _num_bytes(tensors, element, _INT4_BYTES)
     if quantization is None:
@@ -119,11 +118,6 @@ def _gguf_bytes(tensor: GgufTensor, quantization: str | None) -> float:
     if not tensor.type.is_quantized:
         bits = 16 if quantization is None else 4
     return prod(tensor.shape) * bits / 8
-
-
-def _quantized_bytes(name: str, tensor: StoredBytes) -> int:
-    """What a tensor of a quantized checkpoint takes. The blocks of MXFP4 have 4 bits for a weight, which are kept as 8."""
-    return (tensor.stop - tensor.start) * (2 if name.endswith(_MXFP4_BLOCKS) else 1)
 
 
 def _num_bytes(tensors: dict[str, StoredBytes], element: int, layer: float) -> int:

@@ -1,6 +1,7 @@
 """`QuantizedWeight`: a weight of 4 or 8 bits. Every quantized checkpoint format is read into this one form."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,31 +17,39 @@ _AT_ONCE = 2**24  # number of weights that are quantized at once; each temporary
 class QuantizedWeight:
     """weight[n, k] = scales[n, k // group_size] * values[n, k] - offsets[n, k // group_size].
 
-    A group is `group_size` neighbouring weights of a row. There are two kinds of weights, and each has its own kernels:
+    A group is `group_size` neighbouring weights of a row. There are three kinds of weights, and each has its own kernels:
 
     - symmetric, with one group per row: `values` are int8, `offsets` is None, `bits` is 8.
     - with offsets: `values` are uint8 in [0, 2**bits), `bits` is 4 or 8, and the group size divides in_features and is a
       multiple of 32, or of 16 with 8 bits. For a format with integer zero points z, offsets = scales * z.
+    - with a table: weight[n, k] = scales[n, k // group_size] * table[values[n, k]]. `values` are uint8 in [0, 16), `bits` is 4,
+      `offsets` is None, and the group size divides in_features and is a multiple of 32.
 
     Attributes:
         values: [out_features, in_features], one byte each, contiguous.
         scales, offsets: float32 [out_features, in_features // group_size].
         bits: 4 or 8.
+        table: sixteen integers in [-127, 127], or ().
     """
 
     values: Tensor
     scales: Tensor
     offsets: Tensor | None
     bits: int
+    table: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.values.dim() == 2 and self.scales.shape[0] == self.values.shape[0], self.values.shape
-        assert self.values.dtype == (torch.int8 if self.offsets is None else torch.uint8), self.values.dtype
-        if self.offsets is None:
+        assert self.values.dtype == (torch.int8 if self.is_symmetric else torch.uint8), self.values.dtype
+        if self.is_symmetric:
             assert self.scales.shape[1] == 1 and self.bits == 8, (self.scales.shape, self.bits)
+            return
+        assert self.values.shape[1] % self.scales.shape[1] == 0
+        assert self.group_size % GROUP_SIZE_MULTIPLE[self.bits] == 0, (self.group_size, self.bits)
+        if self.offsets is None:
+            assert self.bits == 4 and len(self.table) == 16
         else:
-            assert self.offsets.shape == self.scales.shape and self.values.shape[1] % self.scales.shape[1] == 0
-            assert self.group_size % GROUP_SIZE_MULTIPLE[self.bits] == 0, (self.group_size, self.bits)
+            assert self.offsets.shape == self.scales.shape and not self.table
 
     @property
     def shape(self) -> torch.Size:
@@ -53,25 +62,41 @@ class QuantizedWeight:
         return self.values.shape[1] // self.scales.shape[1]
 
     @property
+    def is_symmetric(self) -> bool:
+        return self.offsets is None and not self.table
+
+    @property
     def format(self) -> tuple[int, int, bool]:
-        """(bits, group size, whether it is symmetric). Weights with equal formats can be concatenated as they are."""
-        return self.bits, self.group_size, self.offsets is None
+        """(bits, group size, whether it is symmetric). Weights with equal formats and tables can be concatenated as they
+        are."""
+        return self.bits, self.group_size, self.is_symmetric
 
     def to(self, device: torch.device) -> "QuantizedWeight":
-        return QuantizedWeight(
-            values=self.values.to(device),
-            scales=self.scales.to(device),
-            offsets=None if self.offsets is None else self.offsets.to(device),
-            bits=self.bits,
-        )
+        return self.changed(self.values.to(device), lambda each: each.to(device))
+
+    def changed(self, values: Tensor, change: Callable[[Tensor], Tensor]) -> "QuantizedWeight":
+        """The weight with these values, and with the scales and offsets that `change` makes of its own."""
+        offsets = None if self.offsets is None else change(self.offsets)
+        return replace(self, values=values, scales=change(self.scales), offsets=offsets)
 
     def dequantize(self) -> Tensor:
         """float32 [out_features, in_features]."""
         num_rows, num_groups = self.scales.shape
-        grouped = self.values.view(num_rows, num_groups, -1).float() * self.scales[..., None]
+        grouped = self.integers().view(num_rows, num_groups, -1).float() * self.scales[..., None]
         if self.offsets is not None:
             grouped -= self.offsets[..., None]
         return grouped.view(self.values.shape)
+
+    def without_table(self) -> "QuantizedWeight":
+        """The same weight in 8 bits with offsets, if it has a table; otherwise itself."""
+        return _as_bytes(self) if self.table else self
+
+    def integers(self) -> Tensor:
+        """What the scales are multiplied by: int8 [out_features, in_features], or uint8 if there are offsets."""
+        if not self.table:
+            return self.values
+        table = torch.tensor(self.table, dtype=torch.int8, device=self.values.device)
+        return table[self.values.int()]
 
 
 def fitting_group_size(in_features: int, group_size: int) -> int | None:
@@ -87,16 +112,15 @@ def fitting_group_size(in_features: int, group_size: int) -> int | None:
 def split_groups(weight: QuantizedWeight, group_size: int) -> QuantizedWeight:
     """Returns the same weight in smaller groups. `group_size` must divide `weight.group_size`."""
     times = weight.group_size // group_size
-    if times == 1 or weight.offsets is None:
+    if times == 1 or weight.is_symmetric:
         return weight
-    scales, offsets = (each.repeat_interleave(times, dim=1) for each in (weight.scales, weight.offsets))
-    return replace(weight, scales=scales, offsets=offsets)
+    return weight.changed(weight.values, lambda each: each.repeat_interleave(times, dim=1))
 
 
 def concatenate_rows(weights: list[QuantizedWeight]) -> QuantizedWeight | None:
     """Returns one weight with the rows of all `weights`. If their formats differ, the result has 8 bits, so that nothing is
     lost, and its group size divides the group size of every weight. None if no such group size is a multiple of 16."""
-    if len({weight.format for weight in weights}) > 1:
+    if len({(weight.format, weight.table) for weight in weights}) > 1:
         group_size = math.gcd(*(weight.group_size for weight in weights))
         if group_size % GROUP_SIZE_MULTIPLE[8] != 0:
             return None
@@ -107,6 +131,7 @@ def concatenate_rows(weights: list[QuantizedWeight]) -> QuantizedWeight | None:
         scales=torch.cat([weight.scales for weight in weights]),
         offsets=torch.cat(offsets) if offsets else None,
         bits=weights[0].bits,
+        table=weights[0].table,
     )
 
 
@@ -114,18 +139,15 @@ def select_rows(weight: Tensor | QuantizedWeight, rows: Tensor) -> Tensor | Quan
     """Returns the weight (or vector) whose row i is row `rows[i]` of `weight`."""
     if isinstance(weight, Tensor):
         return weight[rows]
-    offsets = None if weight.offsets is None else weight.offsets[rows]
-    return replace(weight, values=weight.values[rows], scales=weight.scales[rows], offsets=offsets)
+    return weight.changed(weight.values[rows], lambda each: each[rows])
 
 
 def _as_bytes(weight: QuantizedWeight) -> QuantizedWeight:
     """Returns the same weight in 8 bits, with one offset per group."""
-    if weight.offsets is None:
-        values = weight.values.view(torch.uint8) ^ 128
-        offsets = weight.scales * 128
-    else:
-        values, offsets = weight.values, weight.offsets
-    return QuantizedWeight(values=values, scales=weight.scales, offsets=offsets, bits=8)
+    if weight.offsets is not None:
+        return replace(weight, bits=8)
+    values = weight.integers().view(torch.uint8) ^ 128
+    return QuantizedWeight(values=values, scales=weight.scales, offsets=weight.scales * 128, bits=8)
 
 
 def quantize_rows(weight: Tensor, *, bits: int, group_size: int) -> QuantizedWeight:

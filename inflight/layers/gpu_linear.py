@@ -187,7 +187,7 @@ class GpuLinear(LinearMethod):
 
     def _on_the_gpu(self, weight: Sequence[Tensor] | QuantizedWeight) -> GpuWeight:
         if isinstance(weight, QuantizedWeight):
-            return self._integers(weight.to(self._device))
+            return self._integers(weight.to(self._device).without_table())  # no kernel for GPUs looks integers up
         [plain] = weight  # for this class, a weight in floats is always one tensor
         out_features, in_features = plain.shape
         if self._quantization == "fp8":

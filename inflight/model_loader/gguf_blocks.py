@@ -1,4 +1,5 @@
-"""Unpacks the block types of GGUF: `weight = scale * value - offset`, in groups of 32 or 16 neighbouring weights.
+"""Unpacks the block types of GGUF: `weight = scale * value - offset`, in groups of 32 or 16 neighbouring weights. With IQ4_NL,
+IQ4_XS and MXFP4 a value is a place in a table of sixteen integers: `weight = scale * table[value]`.
 
 The types of the table below are unpacked here. Of other quantized types the package `gguf` computes the weights. Those of
 `GRIDS` are integers times a scale, and are brought back into this form. A type that is in neither table is quantized to 8 bits
@@ -228,15 +229,16 @@ def _q6_k(blocks: Tensor) -> QuantizedWeight:
     return _weight(low | high << 4, scales, scales * 32, 8)
 
 
-def _looked_up(type_name: str, indices: Tensor) -> Tensor:
-    """uint8 [...] in [0, 16) -> uint8 [...]: the integers of the type's table, plus 128."""
-    table = torch.from_numpy(lookup_table(type_name)) + 128
-    return table.to(torch.uint8)[indices.int()]
+def _with_table(type_name: str, values: Tensor, scales: Tensor) -> QuantizedWeight:
+    """`values`: uint8 in [0, 16), places in the table of the type."""
+    table = tuple(lookup_table(type_name).tolist())
+    scales = scales.flatten(1).contiguous()
+    return QuantizedWeight(values=values.flatten(1), scales=scales, offsets=None, bits=4, table=table)
 
 
 def _iq4_nl(blocks: Tensor) -> QuantizedWeight:
     d = _halves(blocks, 0, 1)
-    return _weight(_looked_up("IQ4_NL", _nibbles(blocks[..., 2:])), d, d * 128, 8)
+    return _with_table("IQ4_NL", _nibbles(blocks[..., 2:]), d)
 
 
 def _iq4_xs(blocks: Tensor) -> QuantizedWeight:
@@ -248,7 +250,7 @@ def _iq4_xs(blocks: Tensor) -> QuantizedWeight:
     high = both_bytes >> 2 * groups & 3
     scales = _halves(blocks, 0, 1) * ((low.flatten(-2).int() | high << 4) - 32)
     packed = blocks[..., 8:].reshape(*blocks.shape[:2], 8, 16)
-    return _weight(_looked_up("IQ4_NL", _nibbles(packed)), scales, scales * 128, 8)
+    return _with_table("IQ4_NL", _nibbles(packed), scales)
 
 
 def _mxfp4(blocks: Tensor) -> QuantizedWeight:

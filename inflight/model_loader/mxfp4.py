@@ -9,7 +9,7 @@ from torch import Tensor
 from inflight.kernels.quantized_weight import QuantizedWeight
 
 GROUP_SIZE = 32
-BITS = 8  # of a weight in memory, without scales
+BITS = 4  # of a weight in memory, without scales
 MOST_EXPONENT = 248  # with larger ones the integers below become infinite; 255 means that the scale is NaN
 _TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # the sixteen numbers, times two
 
@@ -21,10 +21,7 @@ def mxfp4_weight(indices: Tensor, exponents: Tensor) -> QuantizedWeight:
         indices: uint8 [rows, columns], below 16.
         exponents: uint8 [rows, columns / 32], at most `MOST_EXPONENT`.
     """
-    table = torch.tensor(_TWICE, dtype=torch.int16, device="cpu") + 128
-    values = table.to(torch.uint8)[indices.int()]
-    scales = _powers_of_two(exponents)
-    return QuantizedWeight(values=values, scales=scales, offsets=scales * 128, bits=8)
+    return QuantizedWeight(values=indices, scales=_powers_of_two(exponents), offsets=None, bits=4, table=_TWICE)
 
 
 def _powers_of_two(exponents: Tensor) -> Tensor:

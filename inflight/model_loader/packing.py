@@ -120,7 +120,7 @@ def shard_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) -
     split into smaller ones.
 
     Raises:
-        CheckpointError: the size of the smaller groups would not be a multiple of 32, or of 16 with 8 bits.
+        CheckpointError: the size of the smaller groups would not be a multiple of 32, or of 16 with 8 bits or a table.
     """
     total = weight.shape[1] if isinstance(weight, Tensor) else weight.values.shape[1]
     start, stop, _ = columns.indices(total)
@@ -129,9 +129,12 @@ def shard_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) -
     if isinstance(weight, Tensor):
         return weight[:, start:stop]
     values = weight.values[:, start:stop].contiguous()
-    if weight.offsets is None:
+    if weight.is_symmetric:
         return replace(weight, values=values)
     group_size = math.gcd(weight.group_size, start, stop)
+    if weight.table and group_size % GROUP_SIZE_MULTIPLE[weight.bits]:
+        weight = weight.without_table()  # a cut within a group may leave groups that are large enough for 8 bits
+        values = weight.values[:, start:stop].contiguous()
     multiple = GROUP_SIZE_MULTIPLE[weight.bits]
     if group_size % multiple:
         sizes = [str(n) for n in range(1, 65) if total % (n * multiple) == 0]
@@ -140,7 +143,5 @@ def shard_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) -
             f"of {multiple}: use a tensor_parallel_size of {' or '.join(sizes) or '1'}, or the plain checkpoint"
         )
     weight = split_groups(weight, group_size)
-    assert weight.offsets is not None
     groups = slice(start // group_size, stop // group_size)
-    scales, offsets = (each[:, groups].contiguous() for each in (weight.scales, weight.offsets))
-    return replace(weight, values=values, scales=scales, offsets=offsets)
+    return weight.changed(values, lambda each: each[:, groups].contiguous())

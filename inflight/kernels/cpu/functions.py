@@ -1,7 +1,7 @@
 """The functions of kernels.h as ctypes sees them: the types of their arguments and results, and the structs that they take."""
 
 import ctypes
-from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import POINTER, c_float, c_int8, c_int32, c_int64, c_uint32, c_void_p
 from typing import Any
 
 import torch
@@ -46,7 +46,8 @@ class LinearWeight(ctypes.Structure):
         (c_void_p, "packed bias"),
         (c_int64, "in_features out_features group_size"),
         (c_float, "scale"),
-        (c_int32, "bits has_offsets gate"),
+        (c_int32, "bits has_offsets gate has_table"),
+        (c_int8 * 16, "table"),
     )
 
 

@@ -51,6 +51,21 @@ static inline VecI dot_bytes(VecI sums, VecU a, VecU b) {
     return sums;
 }
 
+// A table of 16 integers above -128, in each 128 bits of the vector, with kTableZero added: here bytes of a product are unsigned.
+constexpr int32_t kTableZero = 128;
+static inline VecU load_table(const int8_t* table) {
+    const __m128i bytes = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)), _mm_set1_epi8(-128));
+    return _mm512_broadcast_i32x4(bytes);
+}
+static inline VecU look_up(VecU table, VecU nibbles) { return _mm512_shuffle_epi8(table, nibbles); }
+// The integers of the table for the 4 bits of each unit that begin at bit `first`.
+static inline VecI looked_up_at(VecU table, VecU v, int32_t first) {
+    const VecU found = look_up(table, _mm512_and_si512(_mm512_srlv_epi32(v, splat_int(first)), splat_int(15)));
+    return sub(_mm512_and_si512(found, splat_int(255)), splat_int(kTableZero));
+}
+// Like `dot_bytes`, for bytes that `look_up` has given.
+static inline VecI dot_looked_up(VecI sums, VecU a, VecU b) { return dot_bytes<8>(sums, a, b); }
+
 #else  // AVX2
 
 using VecI = __m256i;
@@ -99,6 +114,22 @@ static inline VecI dot_bytes(VecI sums, VecU a, VecU b) {
     const VecU odd = _mm256_and_si256(a, _mm256_set1_epi8(1));
     sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(half, b), _mm256_set1_epi16(2)));
     return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(odd, b), _mm256_set1_epi16(1)));
+}
+
+// The bytes of a table are signed here: the sign of `b` goes to them, and the magnitude of `b` is the unsigned factor. Both are at
+// most 127, so the sum of two products fits 16 bits, and no byte has to be split.
+constexpr int32_t kTableZero = 0;
+static inline VecU load_table(const int8_t* table) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+}
+static inline VecU look_up(VecU table, VecU nibbles) { return _mm256_shuffle_epi8(table, nibbles); }
+static inline VecI looked_up_at(VecU table, VecU v, int32_t first) {
+    const VecU found = look_up(table, _mm256_and_si256(_mm256_srlv_epi32(v, splat_int(first)), splat_int(15)));
+    return _mm256_srai_epi32(_mm256_slli_epi32(found, 24), 24);
+}
+static inline VecI dot_looked_up(VecI sums, VecU a, VecU b) {
+    const VecU products = _mm256_maddubs_epi16(_mm256_abs_epi8(b), _mm256_sign_epi8(a, b));
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
 }
 
 #endif

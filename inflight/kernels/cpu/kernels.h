@@ -62,6 +62,8 @@ struct LinearWeight {  // [out_features, in_features]; linear.h describes the la
     int32_t has_offsets;           // if 0, the middle of the integers' range means 0
     int32_t gate;                  // if not 0, the result is gate(first half of the features) * second half; 1: SiLU, 2: GELU,
                                    // 4: swiglu_oai, see kernels/gate.py
+    int32_t has_table;             // only with 4 bits and no offsets: a weight is its scale times table[its 4 bits]
+    int8_t table[16];              // above -128
 };
 
 constexpr int64_t kMaxConvolution = 8;

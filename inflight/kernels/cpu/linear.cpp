@@ -39,6 +39,13 @@ struct Fetch {
     }
 };
 
+// What the integers of a weight mean.
+enum class Zero {
+    kMiddle,  // the middle of their range means 0
+    kOffset,  // each group has an offset, which is subtracted
+    kTable,   // 4 bits are a place in the weight's table
+};
+
 // -- outliers ---------------------------------------------------------------------------------------------------------
 
 inline VecF load_scale(const PanelLayout& layout, const char* scales, int i) {
@@ -47,10 +54,17 @@ inline VecF load_scale(const PanelLayout& layout, const char* scales, int i) {
 }
 
 // The weights of an outlier in one vector of a panel. If the weight is one group, they are not multiplied by their scales.
-template <int kBits, bool kHasOffsets, bool kIsOneGroup>
-inline VecF weights_of(const PanelLayout& layout, const PlacedOutlier& outlier, const char* panel, int vector) {
+template <int kBits, Zero kZeroAt, bool kIsOneGroup>
+inline VecF weights_of(
+    const PanelLayout& layout, const PlacedOutlier& outlier, const char* panel, int vector, const int8_t* table) {
+    constexpr bool kHasOffsets = kZeroAt == Zero::kOffset;
     const VecU units = load_bytes(panel + outlier.weights + vector * kLanes * sizeof(uint32_t));
-    const VecF values = to_float(bits_at<kBits>(units, outlier.first_bit, kHasOffsets ? 0 : 1 << (kBits - 1)));
+    VecI integers;
+    if constexpr (kZeroAt == Zero::kTable)
+        integers = looked_up_at(load_table(table), units, outlier.first_bit);
+    else
+        integers = bits_at<kBits>(units, outlier.first_bit, kHasOffsets ? 0 : 1 << (kBits - 1));
+    const VecF values = to_float(integers);
     if constexpr (kIsOneGroup) return values;
     const char* scales = panel + outlier.scales;
     const VecF products = mul(values, load_scale(layout, scales, vector * kLanes));
@@ -58,10 +72,10 @@ inline VecF weights_of(const PanelLayout& layout, const PlacedOutlier& outlier, 
 }
 
 // Adds the products of a tile's outliers and one panel to `sums` [row][kPanel].
-template <int kBits, bool kHasOffsets, bool kIsOneGroup>
+template <int kBits, Zero kZeroAt, bool kIsOneGroup>
 __attribute__((noinline)) void add_outliers(
-    const PanelLayout& layout, const Rows& tile, int64_t num_rows, const char* panel, float* sums) {
-    constexpr auto weights = weights_of<kBits, kHasOffsets, kIsOneGroup>;
+    const PanelLayout& layout, const Rows& tile, int64_t num_rows, const char* panel, const int8_t* table, float* sums) {
+    constexpr auto weights = weights_of<kBits, kZeroAt, kIsOneGroup>;
     for (int64_t row = 0; row < num_rows; row++) {
         const PlacedOutlier *outlier = tile.outliers + row * kMostOutliers, *const end = outlier + tile.num_outliers[row];
         if (outlier == end) continue;
@@ -69,8 +83,8 @@ __attribute__((noinline)) void add_outliers(
         VecF first = load(to), second = load(to + kLanes);
         for (; outlier < end; outlier++) {
             const VecF value = splat(outlier->value);
-            first = fma(weights(layout, *outlier, panel, 0), value, first);
-            second = fma(weights(layout, *outlier, panel, 1), value, second);
+            first = fma(weights(layout, *outlier, panel, 0, table), value, first);
+            second = fma(weights(layout, *outlier, panel, 1, table), value, second);
         }
         store(to, first);
         store(to + kLanes, second);
@@ -105,8 +119,9 @@ struct Plain {
 };
 
 // Adds the integer products of one group to `sums`.
-template <int kBits, int kRows>
-inline void add_group(const uint32_t* x, const char* panel, int64_t group_size, const Fetch& fetch, VecI (&out)[kRows][2]) {
+template <int kBits, Zero kZeroAt, int kRows>
+inline void add_group(
+    const uint32_t* x, const char* panel, int64_t group_size, const int8_t* table, const Fetch& fetch, VecI (&out)[kRows][2]) {
     constexpr int kUnits = 8 / kBits;  // each vector holds this many units of a feature
     VecI sums[kRows][2];               // no pointer to these exists, so they can be registers
 #pragma GCC unroll 12
@@ -120,13 +135,23 @@ inline void add_group(const uint32_t* x, const char* panel, int64_t group_size, 
         fetch.next(i);
 #pragma GCC unroll 2
         for (int unit = 0; unit < kUnits; unit++) {
-            const VecU part0 = kBits == 8 ? w0 : unit == 0 ? low_nibbles(w0) : high_nibbles(w0);
-            const VecU part1 = kBits == 8 ? w1 : unit == 0 ? low_nibbles(w1) : high_nibbles(w1);
+            VecU part0 = kBits == 8 ? w0 : unit == 0 ? low_nibbles(w0) : high_nibbles(w0);
+            VecU part1 = kBits == 8 ? w1 : unit == 0 ? low_nibbles(w1) : high_nibbles(w1);
+            if constexpr (kZeroAt == Zero::kTable) {
+                const VecU integers = load_table(table);
+                part0 = look_up(integers, part0);
+                part1 = look_up(integers, part1);
+            }
 #pragma GCC unroll 12
             for (int r = 0; r < kRows; r++) {
                 const VecU a = splat_unit(x[unit * kRows + r]);
-                sums[r][0] = dot_bytes<kBits>(sums[r][0], part0, a);
-                sums[r][1] = dot_bytes<kBits>(sums[r][1], part1, a);
+                if constexpr (kZeroAt == Zero::kTable) {
+                    sums[r][0] = dot_looked_up(sums[r][0], part0, a);
+                    sums[r][1] = dot_looked_up(sums[r][1], part1, a);
+                } else {
+                    sums[r][0] = dot_bytes<kBits>(sums[r][0], part0, a);
+                    sums[r][1] = dot_bytes<kBits>(sums[r][1], part1, a);
+                }
             }
         }
         panel += kPanel * sizeof(uint32_t);
@@ -140,27 +165,30 @@ inline void add_group(const uint32_t* x, const char* panel, int64_t group_size, 
 }
 
 // Like `add_group`, for a weight with one group. As a function of its own it has no other sums, so these get all the registers.
-template <int kBits, int kRows>
+template <int kBits, Zero kZeroAt, int kRows>
 __attribute__((noinline)) void sum_only_group(
-    const uint32_t* x, int32_t zero_point, const int32_t* group_sums, const char* panel, int64_t group_size, const Fetch& fetch,
-    VecF (&out)[kRows][2]) {
+    const uint32_t* x, int32_t zero_point, const int32_t* group_sums, const char* panel, int64_t group_size, const int8_t* table,
+    const Fetch& fetch, VecF (&out)[kRows][2]) {
     VecI sums[kRows][2];
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; r++) sums[r][0] = sums[r][1] = splat_int(-zero_point * group_sums[r]);
-    add_group<kBits, kRows>(x, panel, group_size, fetch, sums);
+    add_group<kBits, kZeroAt, kRows>(x, panel, group_size, table, fetch, sums);
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 2
         for (int j = 0; j < 2; j++) out[r][j] = to_float(sums[r][j]);
 }
 
-template <int kBits, bool kHasOffsets>
+template <int kBits, Zero kZeroAt>
 struct Grouped {
+    static constexpr bool kHasOffsets = kZeroAt == Zero::kOffset;
+
     template <int kRows>
     static void multiply(
         const Call& call, const PanelLayout& layout, const Rows& tile, const char* const first_group, Fetch fetch,
         VecF (&sums)[kRows][2]) {
-        constexpr int kZero = kHasOffsets ? 0 : 1 << (kBits - 1);
+        constexpr int kZero = kHasOffsets ? 0 : kZeroAt == Zero::kTable ? kTableZero : 1 << (kBits - 1);
+        const int8_t* table = call.weight.table;
         const bool is_one_group = layout.num_groups == 1 && !kHasOffsets;
         const uint32_t* x = tile.units;
         const int32_t* group_sums = tile.group_sums;
@@ -174,14 +202,14 @@ struct Grouped {
         for (int64_t group = 0; group < layout.num_groups; group++, group_sums += kRows) {
             VecF products[kRows][2];
             if (layout.num_groups == 1) {
-                sum_only_group<kBits, kRows>(x, kZero, group_sums, panel, group_size, fetch, products);
+                sum_only_group<kBits, kZeroAt, kRows>(x, kZero, group_sums, panel, group_size, table, fetch, products);
                 if (is_one_group && has_outliers)
-                    add_outliers<kBits, kHasOffsets, true>(layout, tile, kRows, panel, reinterpret_cast<float*>(products));
+                    add_outliers<kBits, kZeroAt, true>(layout, tile, kRows, panel, table, reinterpret_cast<float*>(products));
             } else {
                 VecI in_group[kRows][2];
 #pragma GCC unroll 12
                 for (int r = 0; r < kRows; r++) in_group[r][0] = in_group[r][1] = splat_int(-kZero * group_sums[r]);
-                add_group<kBits, kRows>(x, panel, group_size, fetch, in_group);
+                add_group<kBits, kZeroAt, kRows>(x, panel, group_size, table, fetch, in_group);
 #pragma GCC unroll 12
                 for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 2
@@ -214,7 +242,8 @@ struct Grouped {
                 in_memory[r][0] = sums[r][0];
                 in_memory[r][1] = sums[r][1];
             }
-            add_outliers<kBits, kHasOffsets, false>(layout, tile, kRows, first_group, reinterpret_cast<float*>(in_memory));
+            add_outliers<kBits, kZeroAt, false>(
+                layout, tile, kRows, first_group, table, reinterpret_cast<float*>(in_memory));
 #pragma GCC unroll 12
             for (int r = 0; r < kRows; r++) {
                 sums[r][0] = in_memory[r][0];
@@ -323,10 +352,11 @@ TileFunction tile_function(const LinearWeight& weight, int64_t num_rows) {
     if (weight.bits == 32) return tile_function<Plain<float>>(num_rows, sizes);
     if (weight.bits == 16) return tile_function<Plain<bf16>>(num_rows, sizes);
     if (weight.bits == 8)
-        return weight.has_offsets ? tile_function<Grouped<8, true>>(num_rows, sizes)
-                                  : tile_function<Grouped<8, false>>(num_rows, sizes);
-    return weight.has_offsets ? tile_function<Grouped<4, true>>(num_rows, sizes)
-                              : tile_function<Grouped<4, false>>(num_rows, sizes);
+        return weight.has_offsets ? tile_function<Grouped<8, Zero::kOffset>>(num_rows, sizes)
+                                  : tile_function<Grouped<8, Zero::kMiddle>>(num_rows, sizes);
+    if (weight.has_table) return tile_function<Grouped<4, Zero::kTable>>(num_rows, sizes);
+    return weight.has_offsets ? tile_function<Grouped<4, Zero::kOffset>>(num_rows, sizes)
+                              : tile_function<Grouped<4, Zero::kMiddle>>(num_rows, sizes);
 }
 
 // -- rows -------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@
 //     plain     [in_features in units][kPanel] units (a unit is one float or two bfloat16, see simd.h)
 //     groups    for each group of input features: [group in units][kPanel] units. With 8 bits a unit is four bytes. With 4 bits
 //               it is four pairs of nibbles: the low ones belong to one unit of the group, the high ones to the next. Then
-//               kPanel scales, then kPanel offsets if there are any: half-precision, or float if a row is one group
+//               kPanel scales, then kPanel offsets if there are any: half-precision, or float if a row is one group. A nibble is
+//               an unsigned integer, or a place in the weight's table of 16 signed integers
 //
 // In a gated weight, a panel's first vector is features of the gate, and its second vector the features that they multiply.
 #pragma once

@@ -53,6 +53,8 @@ def pack_integers(
         bits=weight.bits,
         has_offsets=offsets is not None,
         gate=GATE_CODES[gate],
+        has_table=bool(weight.table),
+        table=(ctypes.c_int8 * 16)(*weight.table),
     )
     scaled = [None if tensor is None else (tensor * 2.0**-exponent).contiguous() for tensor in (scales, offsets)]
     return pack(kernels, described, memory, bias, [values], *scaled)

@@ -76,6 +76,13 @@ def with_offsets(out_features: int, in_features: int, *, bits: int, group_size: 
     return QuantizedWeight(values=values, scales=torch.rand(shape), offsets=torch.rand(shape), bits=bits)
 
 
+def with_table(out_features: int, in_features: int, *, group_size: int, seed: int = 0) -> QuantizedWeight:
+    table = torch.randint(-127, 128, (16,), generator=torch.Generator().manual_seed(seed)).tolist()
+    values = torch.randint(0, 16, (out_features, in_features), dtype=torch.uint8)
+    scales = torch.rand(out_features, in_features // group_size)
+    return QuantizedWeight(values=values, scales=scales, offsets=None, bits=4, table=tuple(table))
+
+
 def symmetric(out_features: int, in_features: int) -> QuantizedWeight:
     return quantize_rows(torch.randn(out_features, in_features), bits=8, group_size=0)
 
@@ -93,6 +100,10 @@ def test_a_weight_in_smaller_groups_is_the_same(bits: int, group_size: int) -> N
     assert split.format == (bits, group_size, False)
     assert torch.equal(split.dequantize(), weight.dequantize())
     assert split_groups(weight, 64) is weight
+    looked_up = with_table(3, 128, group_size=64)
+    split = split_groups(looked_up, 32)
+    assert split.format == (4, 32, False)
+    assert torch.equal(split.dequantize(), looked_up.dequantize())
     whole = symmetric(2, 64)
     assert split_groups(whole, 32) is whole
 
@@ -101,6 +112,7 @@ def test_weights_of_one_format_keep_it_when_they_are_joined() -> None:
     for parts in (
         [with_offsets(2, 64, bits=4, group_size=32), with_offsets(3, 64, bits=4, group_size=32)],
         [symmetric(2, 40), symmetric(3, 40)],
+        [with_table(2, 64, group_size=32), with_table(3, 64, group_size=32)],
     ):
         joined = concatenate_rows(parts)
         assert joined is not None and joined.format == parts[0].format
@@ -115,10 +127,34 @@ def test_weights_of_several_formats_are_joined_in_eight_bits() -> None:
     assert concatenate_rows([symmetric(2, 40), with_offsets(2, 160, bits=4, group_size=32)]) is None  # gcd(40, 32) is 8
 
 
+def test_weights_of_several_tables_are_joined_in_eight_bits() -> None:
+    one = with_table(2, 64, group_size=32)
+    for other in (
+        with_table(3, 64, group_size=32, seed=1),
+        with_offsets(3, 64, bits=4, group_size=32),
+        symmetric(3, 64),
+    ):
+        joined = concatenate_rows([one, other])
+        assert joined is not None and joined.format == (8, 32, False) and not joined.table
+        torch.testing.assert_close(joined.dequantize(), torch.cat([one.dequantize(), other.dequantize()]))
+
+
+def test_a_table_by_its_definition() -> None:
+    weight = with_table(3, 64, group_size=32)
+    for row in range(3):
+        for column in range(64):
+            integer = weight.table[int(weight.values[row, column])]
+            assert weight.dequantize()[row, column] == weight.scales[row, column // 32] * integer
+    assert weight.without_table().format == (8, 32, False)
+    plain = with_offsets(3, 64, bits=4, group_size=32)
+    assert plain.without_table() is plain
+
+
 def test_rows_are_selected_in_the_given_order() -> None:
     rows = torch.tensor([2, 0, 2])
     plain = torch.randn(3, 4)
-    for weight in (plain, with_offsets(3, 64, bits=4, group_size=32), symmetric(3, 64)):
+    looked_up = with_table(3, 64, group_size=32)
+    for weight in (plain, with_offsets(3, 64, bits=4, group_size=32), symmetric(3, 64), looked_up):
         chosen = select_rows(weight, rows)
         if isinstance(weight, QuantizedWeight):
             assert isinstance(chosen, QuantizedWeight) and chosen.format == weight.format

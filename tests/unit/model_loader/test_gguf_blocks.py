@@ -56,6 +56,7 @@ def test_all_bits_are_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(weight.dequantize(), weights_of(name, rows))
     assert int(weight.values.max()) < 2**weight.bits
     assert weight.bits == TYPES[name].bits_in_memory
+    assert bool(weight.table) == (name in ("IQ4_NL", "IQ4_XS", "MXFP4"))
     assert name in UNPACKERS or name in GRIDS
 
 
@@ -95,6 +96,7 @@ def test_memory_is_known_before_weights_are_read(monkeypatch: pytest.MonkeyPatch
     assert mean_bits(tensors(a="F32", b="F16", c="Q2_K")) == (16 + 16 + 8) / 3
     assert mean_bits({}) is None
     assert memory_notice(tensors(a="Q4_K", b="Q6_K", c="Q8_0", d="BF16", token_embd="Q2_K")) is None
+    assert memory_notice(tensors(a="IQ4_NL", b="IQ4_XS", c="MXFP4")) is None
     notice = memory_notice(tensors(a="Q2_K", b="IQ1_S", c="Q4_K", d="Q2_K"))
     assert notice is not None
     assert notice.startswith("3 tensors (IQ1_S, Q2_K) have 8 bits for each weight in memory")

@@ -98,8 +98,8 @@ def test_logits(written: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_the_user_is_told(written: tuple[Path, Path]) -> None:
     source = Mxfp4Source(Checkpoint(written[1]))
     assert source.notice is not None and "4 tensors of experts are stored in MXFP4" in source.notice
-    assert "held in 8 bits" in source.notice
-    assert source.bits_in_memory is not None and 8 < source.bits_in_memory < 16
+    assert "held in 4 bits" in source.notice
+    assert source.bits_in_memory is not None and 4 < source.bits_in_memory < 16
     divided = StackedExperts(source)
     assert (divided.notice, divided.bits_in_memory) == (source.notice, source.bits_in_memory)
     floats = Mxfp4Source(Checkpoint(written[1]), torch.bfloat16)

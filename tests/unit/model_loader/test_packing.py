@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -91,6 +93,12 @@ def test_the_columns_of_a_rank() -> None:
         shard = shard_columns(in_groups, columns, "x")
         assert isinstance(shard, QuantizedWeight) and shard.group_size == group_size
         assert torch.equal(shard.dequantize(), floats(in_groups)[:, columns])
+    assert isinstance(in_groups, QuantizedWeight)
+    looked_up = replace(in_groups, offsets=None, table=tuple(range(-100, 60, 10)))
+    for columns, group_size in ((slice(64, 128), 64), (slice(32, 96), 32)):
+        shard = shard_columns(looked_up, columns, "x")
+        assert isinstance(shard, QuantizedWeight) and shard.group_size == group_size
+        assert torch.equal(shard.dequantize(), looked_up.dequantize()[:, columns])
     symmetric = make_weight(*drawn(40, 1, 8)[:2], torch.full((3, 1), 128.0), 8)
     shard = shard_columns(symmetric, slice(10, 25), "x")
     assert isinstance(shard, QuantizedWeight) and shard.offsets is None and shard.values.is_contiguous()
@@ -110,3 +118,13 @@ def test_columns_that_no_kernel_takes(num_columns: int, num_groups: int, bits: i
     with pytest.raises(CheckpointError, match=f"^name has {message} the plain checkpoint"):
         shard_columns(weight, slice(0, part), "name")
     assert isinstance(shard_columns(weight, slice(0, 32), "name"), QuantizedWeight)
+
+
+def test_a_rank_that_cuts_a_group_with_a_table_gets_8_bits() -> None:
+    values, scales, _ = drawn(96, 3, 4)
+    weight = QuantizedWeight(values=values, scales=scales, offsets=None, bits=4, table=tuple(range(-100, 60, 10)))
+    part = shard_columns(weight, slice(48, 96), "w")
+    assert isinstance(part, QuantizedWeight) and part.format == (8, 16, False)
+    torch.testing.assert_close(part.dequantize(), weight.dequantize()[:, 48:], rtol=1e-4, atol=1e-4)
+    with pytest.raises(CheckpointError, match="use a tensor_parallel_size of"):
+        shard_columns(weight, slice(8, 96), "w")

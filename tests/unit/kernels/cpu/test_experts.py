@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from tests.support.kernel_reference import multiply_gate
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="no C++ kernels here")
 HIDDEN_SIZE = 96
 Product = tuple[Tensor, Tensor]  # weight and bias
-BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
+BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4, "table": 4}
 
 
 def draw(seed: int, *shape: int) -> Tensor:
@@ -33,7 +34,7 @@ class Layer:
     """Experts with random weights: `kernel`, and the weights that it has after they were quantized, with their biases, in
     float64."""
 
-    def __init__(self, name: str, spec: MoeSpec, dtype: torch.dtype, bits: int) -> None:
+    def __init__(self, name: str, spec: MoeSpec, dtype: torch.dtype, bits: int, *, has_table: bool = False) -> None:
         self.spec, self.dtype = spec, dtype
         kernels, memory = open_kernels(name), HugePages()
         sizes = [spec.size] * spec.num_experts + [spec.shared_size] * bool(spec.shared_size)
@@ -44,6 +45,9 @@ class Layer:
             if bits > 8:
                 return pack_float(kernels, memory, [weight], bias, gate=gate), (weight.double(), wide_bias)
             quantized = quantize_rows(kernels, [weight], bits=bits, group_size=32)
+            if has_table:
+                table = tuple(range(-120, 120, 15))  # a step of 15
+                quantized = replace(quantized, scales=quantized.scales / 15, offsets=None, table=table)
             packed = pack_integers(kernels, memory, quantized, bias, gate=gate)
             return packed, (quantized.dequantize().double(), wide_bias)
 
@@ -141,13 +145,19 @@ def test_nan_stays_in_its_row(name: str, router: RouterSpec) -> None:
 def test_results_are_those_of_float64(name: str, activation: str, kind: str) -> None:
     dtype = torch.float32 if kind == "float32" else torch.bfloat16
     has_bias = activation == SWIGLU_OAI
-    layer = Layer(name, spec_of(activation=activation, shared_size=96, bias=has_bias), dtype, BITS[kind])
+    layer = Layer(
+        name,
+        spec_of(activation=activation, shared_size=96, bias=has_bias),
+        dtype,
+        BITS[kind],
+        has_table=kind == "table",
+    )
     for num_rows in (1, 2, 5, 40, 150):
         hidden = draw(num_rows, num_rows, HIDDEN_SIZE).to(dtype)
         choices, found = layer(hidden, draw(7, num_rows, 7))
         truth = layer.truth(hidden, choices)
         error = float((found.double() - truth).square().mean().sqrt() / truth.square().mean().sqrt())
-        assert error < {"float32": 1e-5, "bfloat16": 0.01, "int8": 0.02, "int4": 0.02}[kind]
+        assert error < {"float32": 1e-5, "bfloat16": 0.01, "int8": 0.02, "int4": 0.02, "table": 0.02}[kind]
         one_by_one = compute_experts(hidden, choices, layer.one_by_one()).to(dtype)
         torch.testing.assert_close(found, one_by_one, rtol=1e-5 if dtype == torch.float32 else 2**-7, atol=1e-5)
 
@@ -158,7 +168,7 @@ def test_results_are_those_of_float64(name: str, activation: str, kind: str) -> 
 def test_a_row_does_not_depend_on_the_others(name: str, num_threads: int, kind: str) -> None:
     """Also where the experts of a step are divided into batches."""
     dtype = torch.float32 if kind == "float32" else torch.bfloat16
-    layer = Layer(name, spec_of(9, 4, size=128), dtype, BITS[kind])
+    layer = Layer(name, spec_of(9, 4, size=128), dtype, BITS[kind], has_table=kind == "table")
     hidden, logits = draw(3, 1300, HIDDEN_SIZE).to(dtype), draw(4, 1300, 9)
     hidden[::50] *= 30
     before = torch.get_num_threads()

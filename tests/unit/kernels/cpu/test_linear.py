@@ -125,6 +125,10 @@ def integers(
     shape = out_features, num_groups * group_size
     scales = torch.rand(out_features, num_groups, generator=generator) * 0.1 + 0.001
     scales = scales.half().float()  # what the kernel holds
+    if zero_point == "table":
+        table = tuple(torch.randint(-127, 128, (16,), generator=generator).tolist())
+        values = torch.randint(0, 16, shape, generator=generator, dtype=torch.uint8)
+        return QuantizedWeight(values=values, scales=scales, offsets=None, bits=4, table=table)
     if zero_point == "none":
         values = torch.randint(-127, 128, shape, generator=generator, dtype=torch.int8)
         return QuantizedWeight(values=values, scales=scales[:, :1], offsets=None, bits=8)
@@ -136,6 +140,11 @@ def integers(
     return QuantizedWeight(values=values, scales=scales, offsets=scales * points, bits=bits)
 
 
+def as_table_needs(groups: tuple[int, int], zero_point: str) -> tuple[int, int]:
+    """Bits and group size; if there is a table, 4 bits and a multiple of 32."""
+    return (4, -(-groups[1] // 32) * 32) if zero_point == "table" else groups
+
+
 @fixed
 @hypothesis.given(
     name=NAMES,
@@ -144,7 +153,7 @@ def integers(
     groups=GROUPS,
     num_groups=st.integers(1, 5),
     out_features=st.integers(1, 90),
-    zero_point=st.sampled_from(["none", "middle", "beside", "any"]),
+    zero_point=st.sampled_from(["none", "middle", "beside", "any", "table"]),
     gate=GATES,
     has_bias=st.booleans(),
     seed=SEEDS,
@@ -162,6 +171,7 @@ def test_integers(
     seed: int,
 ) -> None:
     out_features *= 1 if gate is None else 2
+    groups = as_table_needs(groups, zero_point)
     weight = integers(*groups, num_groups, out_features, zero_point, seed)
     x = spaced(draw(seed, rows, weight.shape[1]).to(dtype), 4)
     bias = draw(seed + 2, out_features) if has_bias else None
@@ -185,7 +195,7 @@ def test_integers(
     rows=ROWS,
     groups=GROUPS,
     num_groups=st.integers(1, 9),
-    zero_point=st.sampled_from(["none", "middle", "any"]),
+    zero_point=st.sampled_from(["none", "middle", "any", "table"]),
     num_channels=st.integers(1, 8),
     factor=st.sampled_from([10.0, 60.0, 1000.0, 1e6, 1e20]),
     seed=SEEDS,
@@ -203,7 +213,7 @@ def test_rows_with_outliers(
 ) -> None:
     """A few channels are far larger than the others: the others lose nothing. The last one and those at the ends of a group
     are among them. Each outlier is exact to a float, so the error of a sum is that of a float and the steps of the rest."""
-    bits, group_size = groups
+    bits, group_size = as_table_needs(groups, zero_point)
     if zero_point == "none":  # a row is one group, which need not be whole vectors
         group_size += seed // 8 % 8 * 4
     weight = integers(bits, group_size, num_groups, 70, zero_point, seed)
@@ -231,7 +241,7 @@ def packed(name: str, weight: QuantizedWeight, bias: Tensor | None = None, gate:
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
-@pytest.mark.parametrize(("bits", "zero_point"), [(8, "none"), (8, "any"), (4, "middle"), (4, "any")])
+@pytest.mark.parametrize(("bits", "zero_point"), [(8, "none"), (8, "any"), (4, "middle"), (4, "any"), (4, "table")])
 def test_outliers_at_the_limits(name: str, bits: int, zero_point: str) -> None:
     """Rows with nothing but outliers, with one tiny number, with zeros, with equal numbers, with an outlier behind the last
     whole vector of the row, and with more outliers than a list holds."""
@@ -277,14 +287,32 @@ def test_integer_sums_are_exact(name: str, bits: int, group_size: int, zero_poin
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
+@pytest.mark.parametrize("group_size", [32, 64, 96])
+@pytest.mark.parametrize("table", [[-127] * 16, [127] * 16, [-127, 127] * 8, list(range(-8, 8))], ids=str)
+def test_sums_of_a_table_are_exact(name: str, group_size: int, table: list[int]) -> None:
+    """Also where every product is as large as it can be: no sum of 16 bits may overflow."""
+    drawn = integers(4, group_size, 192 // group_size, 70, "table", seed=1)
+    weight = replace(drawn, scales=torch.ones_like(drawn.scales), table=tuple(table))
+    x = torch.randint(-127, 128, (33, 192), generator=torch.Generator().manual_seed(2)).float()
+    x[:, 0] = 127  # so that a step is one
+    x[:2] = 127
+    x[2] = -127
+    out = packed(name, weight)(x, torch.float32).double()
+    assert torch.equal(out, x.double() @ weight.dequantize().double().T)
+    assert torch.equal(weight.without_table().dequantize(), weight.dequantize())
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS_HERE)
 @pytest.mark.parametrize("num_threads", [1, 3])
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4", "table"])
 def test_a_row_is_the_same_in_any_company(name: str, num_threads: int, kind: str) -> None:
     kernels, dtype = open_kernels(name), torch.float32 if kind == "float32" else torch.bfloat16
     weight, x = draw(0, 200, 1024).to(dtype), draw(1, 300, 1024).to(dtype)
     if kind.startswith("int"):
         bits = int(kind[3:])
         layer = packed(name, quantize_rows(kernels, [weight], bits=bits, group_size=64))
+    elif kind == "table":
+        layer = packed(name, integers(4, 32, 32, 200, "table", seed=3))
     else:
         layer = pack_float(kernels, HugePages(), [weight], None, gate=None)
     x[::3, [5, 77, 1023]] *= 50  # outliers, in some rows
