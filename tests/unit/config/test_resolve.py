@@ -400,8 +400,8 @@ def test_a_wrong_value_says_what_is_allowed() -> None:
         EngineArgs(quantization="bnb", max_num_seqs=0)
     assert str(caught.value) == (
         "max_num_seqs=0 is not an integer in [1, 65536]; give one, or leave it out; quantization='bnb' is not one of 'int8', "
-        "'int4', 'fp8', 'awq', 'awq_marlin', 'gptq', 'gptq_marlin', 'compressed-tensors', 'fbgemm_fp8', 'gguf'; give one, or "
-        "leave it out"
+        "'int4', 'fp8', 'awq', 'awq_marlin', 'gptq', 'gptq_marlin', 'compressed-tensors', 'fbgemm_fp8', 'mxfp4', 'gguf'; give "
+        "one, or leave it out"
     )
 
 

@@ -12,7 +12,8 @@ from inflight.sample.sampler import SamplerOutput
 from inflight.worker.draw_rows import grammar_masks, message_of, resolve_drafts
 from inflight.worker.input_batch import InputBatch, StepInputs
 from inflight.worker.model_input import DrawnStep, VerifiedDraws
-from tests.unit.worker.test_input_batch import ints, new, plan
+from tests.support.plans import ints, new_request
+from tests.unit.worker.test_input_batch import plan
 
 DRAFTS = np.array([[7, -1, -1], [0, 0, 0], [30, 31, 32], [40, 41, -1]], dtype=np.int32)  # by row
 
@@ -21,7 +22,7 @@ DRAFTS = np.array([[7, -1, -1], [0, 0, 0], [30, 31, 32], [40, 41, -1]], dtype=np
 def step() -> tuple[SchedulerOutput, StepInputs]:
     """A row with at most 3 drafts, a chunk of a prompt, and two rows with at most 2; one token was drawn before for each."""
     batch = InputBatch(max_num_seqs=4, max_model_len=32, block_size=4, num_groups=1)
-    prompts = tuple(new(slot, ints(*range(10 * slot, 10 * slot + 6)), ints(slot)) for slot in range(4))
+    prompts = tuple(new_request(slot, ints(*range(10 * slot, 10 * slot + 6)), ints(slot)) for slot in range(4))
     first = plan(ints(0, 2, 3), ints(0, 0, 0), ints(6, 6, 6), [True] * 3, new_requests=prompts)
     batch.apply(first)
     batch.step_inputs(first)
@@ -96,7 +97,7 @@ def test_masks_of_no_rows_are_none_and_rows_that_draw_nothing_have_none(
 def test_rows_with_and_without_drafts_in_slots_of_any_order() -> None:
     """The row without drafts draws once, after its prompt."""
     batch = InputBatch(max_num_seqs=4, max_model_len=32, block_size=4, num_groups=1)
-    first = plan(ints(3), ints(0), ints(2), [True], new_requests=(new(3, ints(8, 9), ints(1)),))
+    first = plan(ints(3), ints(0), ints(2), [True], new_requests=(new_request(3, ints(8, 9), ints(1)),))
     batch.apply(first)
     batch.step_inputs(first)
     second = plan(
@@ -105,7 +106,7 @@ def test_rows_with_and_without_drafts_in_slots_of_any_order() -> None:
         ints(3, 4),
         [True, True],
         step_id=1,
-        new_requests=(new(1, ints(4, 5, 6, 7), ints(2)),),
+        new_requests=(new_request(1, ints(4, 5, 6, 7), ints(2)),),
         max_draft_tokens=ints(2, -1),
     )
     batch.apply(second)

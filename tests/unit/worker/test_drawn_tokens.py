@@ -9,7 +9,7 @@ import torch
 
 from inflight.interface.step import TokenDelta
 from inflight.worker.drawn_tokens import DrawnTokens
-from tests.unit.worker.test_input_batch import new
+from tests.support.plans import new_request
 
 CPU = torch.device("cpu")
 
@@ -53,7 +53,7 @@ def test_the_last_token_of_a_full_sequence_is_not_kept() -> None:
 def test_whole_sequences_of_new_requests_and_forced_tokens_are_remembered() -> None:
     """A request that goes on after a preemption brings the tokens behind its prompt, too."""
     drawn = DrawnTokens(3, 6, CPU)
-    resumed = replace(new(2, ints(5, 6, 7, 8), ints(1)), num_prompt_tokens=2)
+    resumed = replace(new_request(2, ints(5, 6, 7, 8), ints(1)), num_prompt_tokens=2)
     forced = TokenDelta(slots=ints(2, 2, 0), positions=ints(3, 4, 1), token_ids=ints(9, 10, 11))
     drawn.remember([resumed], forced)
     assert drawn.token_ids.tolist() == [[0, 11, 0, 0, 0, 0], [0] * 6, [5, 6, 7, 9, 10, 0]]

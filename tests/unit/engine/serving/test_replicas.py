@@ -568,7 +568,8 @@ def test_a_replica_that_is_killed_costs_no_request() -> None:
             truth = tokens_of(await read(await submit(engine, "truth", "x", endless(400))))
             streams = [await submit(engine, str(i), "x", endless(400)) for i in range(8)]
             first = [await stream.__anext__() for stream in streams]
-            assert [each.num_requests for each in engine._replicas.engines] == [4, 4]
+            num_lost = engine._replicas.engines[1].num_requests
+            assert num_lost > 0  # half of them, if no report of an engine is late
             process = engine._keepers[1].process
             assert process is not None
             os.kill(process.process.pid, signal.SIGKILL)
@@ -576,7 +577,7 @@ def test_a_replica_that_is_killed_costs_no_request() -> None:
                 assert tokens_of([begun, *await read(stream)]) == truth
             await until(lambda: engine._replicas.engines[1].is_connected)
             await until(lambda: engine.fault_status.num_recoveries == {"engine_died": 1})
-            await until(lambda: engine.fault_status.num_resumed_requests == 4)
+            await until(lambda: engine.fault_status.num_resumed_requests == num_lost)
             process = engine._keepers[1].process  # it has a cache of the same size
             assert process is not None and process.num_blocks == engine._keepers[1]._config.cache.num_blocks
             first_cached, second_cached = (each.cached for each in engine._replicas.engines)

@@ -20,7 +20,8 @@ from inflight.worker.parts import prompt_logprobs
 from inflight.worker.parts.prompt_logprobs import PromptLogprobsReader
 from inflight.worker.parts.reader import PartWork
 from inflight.worker.parts.row_parts import RowParts, StepParts
-from tests.unit.worker.test_input_batch import ints, new, plan
+from tests.support.plans import ints, new_request
+from tests.unit.worker.test_input_batch import plan
 
 WANTED = (PromptLogprobsPart(num_logprobs=2),)
 LAST: PipelineStage = pipeline_stage((2,), 0)
@@ -39,8 +40,8 @@ def test_every_position_is_answered_once_from_the_state_before_it(
     """In each step another request's tokens stand before this one's."""
     prompt = np.arange(100, 100 + num_prompt, dtype=np.int32)
     batch, parts = InputBatch(max_num_seqs=4, max_model_len=64, block_size=4, num_groups=1), RowParts(LAST)
-    wanted = replace(new(2, prompt, ints(1, 2, 3)), parts=WANTED)
-    neighbour = new(0, ints(*range(40)), ints(4, 5))
+    wanted = replace(new_request(2, prompt, ints(1, 2, 3)), parts=WANTED)
+    neighbour = new_request(0, ints(*range(40)), ints(4, 5))
     found: dict[int, int] = {}
     done = neighbour_done = 0
     for step, chunk in enumerate([*chunks, num_prompt, 1, 1]):  # decodes, in the end
@@ -70,7 +71,7 @@ def test_every_position_is_answered_once_from_the_state_before_it(
 def test_what_was_answered_before_a_preemption_is_not_answered_again() -> None:
     batch, parts = InputBatch(max_num_seqs=1, max_model_len=16, block_size=4, num_groups=1), RowParts(LAST)
     again = (PromptLogprobsPart(num_logprobs=2, num_done=3),)
-    resumed = replace(new(0, ints(5, 6, 7, 8, 9), ints(1, 2)), parts=again)
+    resumed = replace(new_request(0, ints(5, 6, 7, 8, 9), ints(1, 2)), parts=again)
     a_plan = plan(ints(0), ints(0), ints(5), [True], new_requests=(resumed,))
     batch.apply(a_plan)
     parts.add(resumed)
@@ -80,12 +81,12 @@ def test_what_was_answered_before_a_preemption_is_not_answered_again() -> None:
 
 def test_a_slot_that_goes_to_another_request_owes_nothing() -> None:
     batch, parts = InputBatch(max_num_seqs=1, max_model_len=16, block_size=4, num_groups=1), RowParts(LAST)
-    first = replace(new(0, ints(5, 6, 7, 8), ints(1)), parts=WANTED)
+    first = replace(new_request(0, ints(5, 6, 7, 8), ints(1)), parts=WANTED)
     a_plan = plan(ints(0), ints(0), ints(2), [False], new_requests=(first,))
     batch.apply(a_plan)
     parts.add(first)
     assert len(work_of(parts, a_plan, batch)) == 1
-    second = new(0, ints(1, 2, 3, 4, 5, 6), ints(1, 2))
+    second = new_request(0, ints(1, 2, 3, 4, 5, 6), ints(1, 2))
     a_plan = plan(ints(0), ints(0), ints(6), [True], new_requests=(second,), step_id=1)
     batch.apply(a_plan)
     parts.add(second)
@@ -94,7 +95,7 @@ def test_a_slot_that_goes_to_another_request_owes_nothing() -> None:
 
 def test_only_the_last_stage_reads_hidden_states() -> None:
     parts = RowParts(pipeline_stage((1, 1), 0))
-    parts.add(replace(new(0, ints(5, 6), ints(1)), parts=WANTED))
+    parts.add(replace(new_request(0, ints(5, 6), ints(1)), parts=WANTED))
     assert not parts.slots
 
 
@@ -103,7 +104,7 @@ def test_a_part_that_this_rank_does_not_know_is_refused_in_words() -> None:
         kind = "strange"
 
     with pytest.raises(EngineError, match=r"request r0 has a part of the kind 'strange'; known are .*prompt_logprobs"):
-        RowParts(LAST).add(replace(new(0, ints(5, 6), ints(1)), parts=(Strange(),)))
+        RowParts(LAST).add(replace(new_request(0, ints(5, 6), ints(1)), parts=(Strange(),)))
 
 
 @pytest.mark.parametrize("moved", [0, 3])
