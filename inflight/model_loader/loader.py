@@ -36,7 +36,7 @@ from inflight.layers.weights import Loadable, WeightSlot
 from inflight.model_loader.open_source import open_source
 from inflight.model_loader.weight_check import check_weights, list_names
 from inflight.model_loader.weight_size import WeightSizes, weight_sizes
-from inflight.model_loader.weight_source import ReadPart, WeightSource
+from inflight.model_loader.weight_source import ReadPart, ShardSlices, WeightSource
 from inflight.models.causal_lm import CausalLM
 from inflight.models.decoder import DecoderForCausalLM
 
@@ -240,7 +240,8 @@ def _fill_from_source(
         CheckpointError: such a weight has an element that is NaN or infinite. An integer cannot be that: it would become some
             other number, and the answers would only be wrong. Or a weight that is stored quantized has such a scale.
     """
-    with source.open() as read:
+    with source.open() as read_stored:
+        read = partial(_read_checked, source, read_stored)
         for name, slot in unit.weight_slots(prefix):
             if slot.size == 0:
                 continue  # all rows of this rank are padding of the vocabulary
@@ -248,14 +249,12 @@ def _fill_from_source(
             if held:
                 held[slot.dim] = slice(slot.start, slot.start + slot.size)
             if source.tensors[name].is_quantized and slot.accept is None:
-                _dequantize(slot, name, held, read, source)
+                _dequantize(slot, name, held, read)
                 continue
             part = read(name, tuple(held))
             if source.tensors[name].is_quantized and not isinstance(part, QuantizedWeight):
                 not_kept.append(name)
-            if isinstance(part, QuantizedWeight):
-                _check_scales(part, name, source)
-            elif is_quantized and part.dim() > 1:
+            if is_quantized and isinstance(part, Tensor) and part.dim() > 1:
                 _check_finite(part, name, source)
             if slot.rows is not None:
                 part = select_rows(part, slot.rows)
@@ -273,17 +272,19 @@ def _check_finite(part: Tensor, name: str, source: WeightSource) -> None:
         )
 
 
-def _check_scales(part: QuantizedWeight, name: str, source: WeightSource) -> None:
-    """A kernel that multiplies with integers may make any number of a scale that is not finite."""
-    for scales in (part.scales, part.offsets):
-        if scales is not None and not scales.isfinite().all():
-            raise CheckpointError(
-                f"{source.tensors[name].file}: {name} has scales that are NaN or infinite: the file is damaged, or the model "
-                "was quantized wrongly; download it again"
-            )
+def _read_checked(source: WeightSource, read: ReadPart, name: str, shard: ShardSlices) -> Tensor | QuantizedWeight:
+    """A part of a weight, whose scales are finite: a kernel that multiplies with integers may make any number of others."""
+    part = read(name, shard)
+    scales = (part.scales, part.offsets) if isinstance(part, QuantizedWeight) else ()
+    if not all(each is None or bool(each.isfinite().all()) for each in scales):
+        raise CheckpointError(
+            f"{source.tensors[name].file}: {name} has scales that are NaN or infinite: the file is damaged, or the model was "
+            "quantized wrongly; download it again"
+        )
+    return part
 
 
-def _dequantize(slot: WeightSlot, name: str, held: list[slice], read: ReadPart, source: WeightSource) -> None:
+def _dequantize(slot: WeightSlot, name: str, held: list[slice], read: ReadPart) -> None:
     """Reads and dequantizes some rows at a time: all 150,000 rows of an embedding in floats would take more memory than the
     quantized model."""
     num_rows, num_columns = slot.destination.shape
@@ -291,10 +292,7 @@ def _dequantize(slot: WeightSlot, name: str, held: list[slice], read: ReadPart, 
     for first in range(0, num_rows, step):
         last = min(first + step, num_rows)
         rows = slice(held[0].start + first, held[0].start + last)
-        part = read(name, (rows, held[1]))
-        if isinstance(part, QuantizedWeight):
-            _check_scales(part, name, source)
-        slot.destination[first:last].copy_(_floats(part))
+        slot.destination[first:last].copy_(_floats(read(name, (rows, held[1]))))
 
 
 def _floats(part: Tensor | QuantizedWeight) -> Tensor:

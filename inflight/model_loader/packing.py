@@ -128,13 +128,11 @@ def shard_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) -
         return weight
     if isinstance(weight, Tensor):
         return weight[:, start:stop]
-    values = weight.values[:, start:stop].contiguous()
     if weight.is_symmetric:
-        return replace(weight, values=values)
+        return replace(weight, values=weight.values[:, start:stop].contiguous())
     group_size = math.gcd(weight.group_size, start, stop)
     if weight.table and group_size % GROUP_SIZE_MULTIPLE[weight.bits]:
         weight = weight.without_table()  # a cut within a group may leave groups that are large enough for 8 bits
-        values = weight.values[:, start:stop].contiguous()
     multiple = GROUP_SIZE_MULTIPLE[weight.bits]
     if group_size % multiple:
         sizes = [str(n) for n in range(1, 65) if total % (n * multiple) == 0]
@@ -144,4 +142,4 @@ def shard_columns(weight: QuantizedWeight | Tensor, columns: slice, name: str) -
         )
     weight = split_groups(weight, group_size)
     groups = slice(start // group_size, stop // group_size)
-    return weight.changed(values, lambda each: each[:, groups].contiguous())
+    return weight.changed(weight.values[:, start:stop].contiguous(), lambda each: each[:, groups].contiguous())
