@@ -13,8 +13,10 @@ from inflight.version import __version__ as __version__
 if TYPE_CHECKING:
     from inflight.engine.serving.async_llm import AsyncLLM
     from inflight.entrypoints.llm import LLM
+    from inflight.entrypoints.pooling_outputs import PoolingRequestOutput
     from inflight.errors import ConfigError, EngineError, InflightError, InvalidRequestError
     from inflight.outputs import CompletionOutput, Logprob, RequestOutput
+    from inflight.pooling_params import PoolingParams
     from inflight.sampling_params import SamplingParams
     from inflight.structured_outputs_params import StructuredOutputsParams
 
@@ -29,7 +31,9 @@ _NAMES = {
     "inflight.engine.serving.async_llm": ("AsyncLLM",),
     "inflight.sampling_params": ("SamplingParams",),
     "inflight.structured_outputs_params": ("StructuredOutputsParams",),
+    "inflight.pooling_params": ("PoolingParams",),
     "inflight.outputs": ("RequestOutput", "CompletionOutput", "Logprob"),
+    "inflight.entrypoints.pooling_outputs": ("PoolingRequestOutput",),
     "inflight.errors": ("InflightError", "ConfigError", "InvalidRequestError", "EngineError"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
@@ -38,8 +42,10 @@ __all__ = [  # noqa: RUF022 - resolved by __getattr__, in the order of use
     "LLM",
     "AsyncLLM",
     "SamplingParams",
+    "PoolingParams",
     "StructuredOutputsParams",
     "RequestOutput",
+    "PoolingRequestOutput",
     "CompletionOutput",
     "Logprob",
     "InflightError",

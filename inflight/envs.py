@@ -17,7 +17,8 @@ ADMIN_KEY_VARIABLE = "INFLIGHT_SERVE_ADMIN_API_KEY"
 NAMES = frozenset(
     """
     INFLIGHT_API_KEY INFLIGHT_CLUSTER_TOKEN INFLIGHT_CPU_KERNELS INFLIGHT_CPU_THREADS_BIND
-    INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS INFLIGHT_LOG_FORMAT INFLIGHT_LOG_LEVEL INFLIGHT_REQUIRE_KERNELS
+    INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS INFLIGHT_IMAGE_FETCH_TIMEOUT_SECONDS INFLIGHT_LOG_FORMAT INFLIGHT_LOG_LEVEL
+    INFLIGHT_REQUIRE_KERNELS
     """.split()
 )
 _PREFIX = "INFLIGHT_"
@@ -54,7 +55,17 @@ def unknown_variables(environment: Mapping[str, str], known: Collection[str], pr
 def execute_model_timeout_seconds() -> float:
     """How many seconds one step may take: `INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS`. If it is not set, vLLM's variable of the
     same meaning; if that is not set either, 60."""
-    for name in ("INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"):
+    return _seconds("INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", default=60.0)
+
+
+def image_fetch_timeout_seconds() -> float:
+    """How many seconds the fetch of an image may take: `INFLIGHT_IMAGE_FETCH_TIMEOUT_SECONDS`; by default 5."""
+    return _seconds("INFLIGHT_IMAGE_FETCH_TIMEOUT_SECONDS", default=5.0)
+
+
+def _seconds(*names: str, default: float) -> float:
+    """The value of the first variable that is set."""
+    for name in names:
         text = os.environ.get(name)
         if text is None:
             continue
@@ -65,7 +76,7 @@ def execute_model_timeout_seconds() -> float:
         if not seconds > 0:
             raise ConfigError(f"{name}={text!r} is not a positive number of seconds")
         return seconds
-    return 60.0
+    return default
 
 
 def cluster_token() -> str:

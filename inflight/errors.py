@@ -66,7 +66,16 @@ class OutOfMemoryError(ConfigError):
 
 
 class InvalidRequestError(InflightError, ValueError):
-    """One request is wrong. It is refused; every other request goes on."""
+    """One request is wrong. It is refused; every other request goes on.
+
+    Attributes:
+        param: the path of the parameter that is wrong, such as "messages[1]['tool_calls']"; empty if there is no single one. An
+            API may have another name for the parameter. If the message names it, then at its beginning.
+    """
+
+    def __init__(self, message: str, param: str = "") -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class UnknownParameterError(InvalidRequestError, TypeError):
@@ -84,8 +93,8 @@ class ContextLengthExceededError(InvalidRequestError):
         num_tokens: how many tokens the prompt has; at least so many if it was not tokenised.
     """
 
-    def __init__(self, message: str, num_tokens: int = 0) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, num_tokens: int = 0, param: str = "prompt") -> None:
+        super().__init__(message, param)
         self.num_tokens = num_tokens
 
 

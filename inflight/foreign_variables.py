@@ -30,6 +30,7 @@ SAME = {
     "VLLM_TORCH_PROFILER_DIR": "the command `inflight trace`",
     "VLLM_SKIP_MODEL_NAME_VALIDATION": "--no-strict-model-names",
     "VLLM_USE_SIMPLE_KV_OFFLOAD": "--kv-offloading-size",
+    "VLLM_IMAGE_FETCH_TIMEOUT": "INFLIGHT_IMAGE_FETCH_TIMEOUT_SECONDS",
 }
 
 # Reason -> the variables of vLLM that have no effect here for this reason.
@@ -64,7 +65,7 @@ NO_EFFECT = {
     "the API has other routes": "VLLM_ENABLE_COHERE_API",
     "llguidance enforces structured outputs": "VLLM_XGRAMMAR_CACHE_MB VLLM_V*_USE_OUTLINES_CACHE",
     "one library reads tokenizer.json; there is no other": "VLLM_USE_FASTOKENS VLLM_USE_EXPERIMENTAL_PARSER_CONTEXT",
-    "models take text only": """
+    "images have no such setting": """
         VLLM_IMAGE_* VLLM_VIDEO_* VLLM_AUDIO_* VLLM_MEDIA_* VLLM_MAX_AUDIO_* VLLM_MAX_IMAGE_* VLLM_MAX_EMBED_* VLLM_MAX_MEDIA_*
         VLLM_MM_*""",
     "KV blocks go to the tiers of --kv-transfer-config only": """

@@ -52,6 +52,8 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
         what = f"model={model!r}"
         if not Path(model).expanduser().exists():
             _download(model, revision, _weight_files(folder), ignored=_OTHER_WEIGHTS)
+            if modules := _module_files(folder):
+                _download(model, revision, modules)
     # a file mmproj*.gguf beside the model is for images
     found = (file for file in folder.glob(f"*{GGUF_SUFFIX}") if file.is_file())
     gguf_files = _without_later_parts(sorted(file for file in found if not file.name.startswith("mmproj")))
@@ -197,6 +199,16 @@ def _weight_files(folder: Path) -> list[str]:
     listed = read_json(folder / _INDEX).get("weight_map") if (folder / _INDEX).is_file() else None
     files = listed.values() if isinstance(listed, dict) else ()
     return sorted({glob.escape(name) for name in files if isinstance(name, str)}) or ["*.safetensors"]
+
+
+def _module_files(folder: Path) -> list[str]:
+    """Patterns for the files of the modules of sentence-transformers, which have folders of their own."""
+    try:
+        given = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        paths = [str(entry["path"]) for entry in given if entry["path"]]
+    except (OSError, ValueError, KeyError, TypeError):  # there are none, or the file is refused later, by name
+        return []
+    return [f"{glob.escape(path)}/{name}" for path in paths for name in ("config.json", "model.safetensors")]
 
 
 def _download(model: str, revision: str | None, patterns: list[str], *, ignored: Sequence[str] = ()) -> Path:

@@ -18,16 +18,17 @@ class Logprob(NamedTuple):  # three times as fast to make as a frozen dataclass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
-    """The times of a request's events, in seconds of `time.monotonic()`."""
+    """The times of a request's events, in seconds of `time.monotonic()`. `first_token_time` is None if the request makes
+    vectors instead of text."""
 
     arrival_time: float
     first_scheduled_time: float
-    first_token_time: float
+    first_token_time: float | None
     finished_time: float
 
     @property
-    def time_to_first_token(self) -> float:
-        return self.first_token_time - self.arrival_time
+    def time_to_first_token(self) -> float | None:
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,7 +60,8 @@ class RequestOutput:
 
     `prompt` is None if the request was given as token ids. `parts`: kind -> what has come of the request's part of this kind.
     `num_cached_tokens` counts the prompt tokens whose KV came from the prefix cache. `error` says why a completion ended with
-    the finish reason "error", and `error_kind` whether the request, the engine or an overload is the cause.
+    the finish reason "error", `error_kind` whether the request, the engine or an overload is the cause, and `error_param` which
+    parameter of the request is wrong, if it is known.
     """
 
     request_id: str
@@ -72,6 +74,7 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     error: str = ""
     error_kind: ErrorKind = ErrorKind.REQUEST
+    error_param: str = ""
 
     @property
     def prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:

@@ -10,10 +10,10 @@ from functools import partial
 
 from inflight.errors import InvalidRequestError, UnknownParameterError
 from inflight.foreign_parameters import FOREIGN_SAMPLING
-from inflight.list_checks import as_tuple, check_strings, check_token_ids
+from inflight.list_checks import as_biases, as_tuple, check_allowed_ids, check_biases, check_strings, check_token_ids
 from inflight.setting import check_values, names_unknown, setting
 from inflight.setting_text import parse_json_object
-from inflight.structured_outputs_params import StructuredOutputsParams
+from inflight.structured_outputs_params import StructuredOutputsParams, check_constraint
 
 MAX_N = 128
 MAX_LOGPROBS = 100
@@ -126,14 +126,11 @@ class SamplingParams(_CheckedValues):
         object.__setattr__(self, "bad_words", as_tuple("bad_words", self.bad_words))
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", as_tuple("allowed_token_ids", self.allowed_token_ids))
-        if not isinstance(self.logit_bias, Mapping | None):
-            raise InvalidRequestError(f"logit_bias={self.logit_bias!r} is not a mapping of token ids to numbers")
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias) if self.logit_bias else None)
-        for problem in check_values(SamplingParams, vars(self)).values():
-            raise InvalidRequestError(problem)
+        object.__setattr__(self, "logit_bias", as_biases("logit_bias", self.logit_bias) or None)
+        for name, problem in check_values(SamplingParams, vars(self)).items():
+            raise InvalidRequestError(problem, name)
         self._check_lists()
-        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
-            raise InvalidRequestError(f"structured_outputs={self.structured_outputs!r} is no StructuredOutputsParams")
+        check_constraint(self.structured_outputs, ignore_eos=self.ignore_eos)
         self._check_contradictions()
         self._checked_values = tuple(vars(self).values())
 
@@ -161,23 +158,15 @@ class SamplingParams(_CheckedValues):
         check_strings("bad_words", self.bad_words or (), MAX_BAD_WORDS, MAX_STOP_STRING_LENGTH)
         check_token_ids("stop_token_ids", self.stop_token_ids or (), MAX_STOP_TOKEN_IDS)
         if self.allowed_token_ids is not None:
-            if not self.allowed_token_ids:
-                raise InvalidRequestError(
-                    "allowed_token_ids is empty: nothing could be drawn; leave it out to allow all"
-                )
-            check_token_ids("allowed_token_ids", self.allowed_token_ids, 2**31)
-        bias = self.logit_bias or {}
-        check_token_ids("logit_bias", bias.keys(), MAX_LOGIT_BIAS)
-        for token_id, value in bias.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
-                raise InvalidRequestError(f"logit_bias[{token_id}]={value!r} is not a number in [-100, 100]")
+            check_allowed_ids("allowed_token_ids", self.allowed_token_ids)
+        check_biases("logit_bias", self.logit_bias or {}, MAX_LOGIT_BIAS)
 
     def _check_contradictions(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequestError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}")
-        if self.stop_strings and not self.detokenize:
-            raise InvalidRequestError("stop strings need the text: leave out stop, or do not set detokenize to false")
-        if self.structured_outputs is not None and self.ignore_eos:
             raise InvalidRequestError(
-                "ignore_eos has no meaning with structured_outputs: no token may follow when the constraint is complete"
+                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}", "min_tokens"
+            )
+        if self.stop_strings and not self.detokenize:
+            raise InvalidRequestError(
+                "stop strings need the text: leave out stop, or do not set detokenize to false", "stop"
             )

@@ -70,7 +70,8 @@ class StructuredOutputsParams:
         if len(given) != 1:
             raise InvalidRequestError(
                 f"structured_outputs names {' and '.join(given) or 'no constraint'}: "
-                f"give exactly one of {', '.join(CONSTRAINTS)}"
+                f"give exactly one of {', '.join(CONSTRAINTS)}",
+                "structured_outputs",
             )
         if is_python_type(self.json):
             object.__setattr__(self, "json", json_schema_of(self.json))
@@ -81,7 +82,9 @@ class StructuredOutputsParams:
             if getattr(self, name) is not None:
                 _check_grammar_text(name, getattr(self, name))
         if self.json_object is not None and self.json_object is not True:
-            raise InvalidRequestError(f"json_object={self.json_object!r} is not True; leave it out for no constraint")
+            raise InvalidRequestError(
+                f"json_object={self.json_object!r} is not True; leave it out for no constraint", "json_object"
+            )
         if self.choice is not None:
             object.__setattr__(self, "choice", as_tuple("choice", self.choice))
             self._check_choice()
@@ -94,9 +97,11 @@ class StructuredOutputsParams:
             InvalidRequestError: `values` is no JSON object, or one of its fields is unknown or wrong.
         """
         if not isinstance(values, Mapping):
-            raise InvalidRequestError(f"structured_outputs is a {type(values).__name__}; give a JSON object")
+            raise InvalidRequestError(
+                f"structured_outputs is a {type(values).__name__}; give a JSON object", "structured_outputs"
+            )
         if unknown := unknown_name(cls, values):
-            raise InvalidRequestError(f"structured_outputs has no {unknown}")
+            raise InvalidRequestError(f"structured_outputs has no {unknown}", "structured_outputs")
         return cls(**values)
 
     @property
@@ -106,13 +111,15 @@ class StructuredOutputsParams:
     def _check_choice(self) -> None:
         choices = tuple(self.choice or ())
         if not choices:
-            raise InvalidRequestError("choice is empty: nothing could be emitted; give at least one string")
+            raise InvalidRequestError("choice is empty: nothing could be emitted; give at least one string", "choice")
         check_strings("choice", choices, MAX_CHOICES, MAX_GRAMMAR_LENGTH)
         _check_grammar_text("choice", "".join(choices))
 
     def _check_whitespace(self) -> None:
         if not isinstance(self.disable_any_whitespace, bool):
-            raise InvalidRequestError(f"disable_any_whitespace={self.disable_any_whitespace!r} is not True or False")
+            raise InvalidRequestError(
+                f"disable_any_whitespace={self.disable_any_whitespace!r} is not True or False", "disable_any_whitespace"
+            )
         if self.whitespace_pattern is not None:
             _check_grammar_text("whitespace_pattern", self.whitespace_pattern)
         if self.separators is not None:
@@ -120,9 +127,22 @@ class StructuredOutputsParams:
             _check_separators(self.separators)
         given = [name for name in _WHITESPACE_FIELDS if getattr(self, name)]
         if len(given) > 1:
-            raise InvalidRequestError(f"{' and '.join(given)} contradict each other; use one")
+            raise InvalidRequestError(f"{' and '.join(given)} contradict each other; use one", given[0])
         if given and self.constraint not in JSON_CONSTRAINTS:
-            raise InvalidRequestError(f"{given[0]} has no meaning for {self.constraint}: it is for JSON only")
+            raise InvalidRequestError(f"{given[0]} has no meaning for {self.constraint}: it is for JSON only", given[0])
+
+
+def check_constraint(given: object, *, ignore_eos: bool) -> None:
+    """Check the `structured_outputs` of a request."""
+    if given is None:
+        return
+    if not isinstance(given, StructuredOutputsParams):
+        raise InvalidRequestError(f"structured_outputs={given!r} is no StructuredOutputsParams", "structured_outputs")
+    if ignore_eos:
+        raise InvalidRequestError(
+            "ignore_eos has no meaning with structured_outputs: no token may follow when the constraint is complete",
+            "ignore_eos",
+        )
 
 
 def _json_object_text(name: str, value: object) -> str:
@@ -133,12 +153,12 @@ def _json_object_text(name: str, value: object) -> str:
         if not isinstance(parsed, Mapping):
             kind = type(parsed).__name__
             advice = f": give the class {kind}" if hasattr(parsed, "model_json_schema") else ""
-            raise InvalidRequestError(f"{name} is {kind}, not a JSON object{advice}")
+            raise InvalidRequestError(f"{name} is {kind}, not a JSON object{advice}", name)
         text = value if isinstance(value, str) else json.dumps(dict(parsed), ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
         if isinstance(error, InvalidRequestError):
             raise
-        raise InvalidRequestError(f"{name} is not valid JSON: {error}") from error
+        raise InvalidRequestError(f"{name} is not valid JSON: {error}", name) from error
     _check_grammar_text(name, text)
     return text
 
@@ -150,7 +170,8 @@ def _check_separators(values: tuple[object, ...]) -> None:
         for value, mark in zip(values, marks, strict=True)
     ):
         raise InvalidRequestError(
-            f"separators={values!r} are not two strings, one with a comma and one with a colon, and blanks around them"
+            f"separators={values!r} are not two strings, one with a comma and one with a colon, and blanks around them",
+            "separators",
         )
 
 
@@ -160,10 +181,10 @@ def _refuse_constant(constant: str) -> None:
 
 def _check_grammar_text(name: str, text: object) -> None:
     if not isinstance(text, str) or not text:
-        raise InvalidRequestError(f"{name}={text!r} is not a string with something in it")
+        raise InvalidRequestError(f"{name}={text!r} is not a string with something in it", name)
     if len(text) > MAX_GRAMMAR_LENGTH:
-        raise InvalidRequestError(f"{name} has {len(text)} characters; at most {MAX_GRAMMAR_LENGTH} are allowed")
+        raise InvalidRequestError(f"{name} has {len(text)} characters; at most {MAX_GRAMMAR_LENGTH} are allowed", name)
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InvalidRequestError(f"{name} holds a lone surrogate at character {error.start}") from error
+        raise InvalidRequestError(f"{name} holds a lone surrogate at character {error.start}", name) from error

@@ -22,6 +22,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.case_groups import CaseGroups
 from tests.spread import spread
 from tests.support import python_process
 from tests.support.python_process import shared_imports
@@ -38,8 +39,9 @@ XDIST_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if not Path("/dev/nvidiactl").exists() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel's module is imported
 
-if XDIST_WORKER:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes share the cores; read by torch when it is imported
+# Read by torch when it is imported. Processes share the cores, and tested servers are started with this value: another one here
+# would make each of their processes a new interpreter.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A slow machine is no failure, and what `make test` says does not depend on chance or on an earlier run.
 _EVERY_PROFILE = hypothesis.settings(
@@ -99,10 +101,19 @@ class Durations:
         self._path.write_text(json.dumps(rounded, indent=1) + "\n")
 
 
+def durations() -> dict[str, float]:
+    """Name of a test file -> seconds. Empty where the file is missing: on a machine for GPU tests, for example."""
+    path = Path(__file__).with_name("durations.json")
+    found: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if XDIST_WORKER:
         config.stash[_STDERR] = os.dup(2)  # not captured at this moment
         gc.disable()  # until all tests are collected: imported modules stay, so there is little to collect
+        if not config.option.keyword and not any("::" in argument for argument in config.args):
+            config.pluginmanager.register(CaseGroups(durations()))
         return
     config.pluginmanager.register(EveryRunEnds())
     if path := os.environ.get("INFLIGHT_TEST_DURATIONS"):
@@ -154,16 +165,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if (item.get_closest_marker("full") and not FULL) or (item.get_closest_marker("full_gpu") and not FULL_GPU):
             item.add_marker(skip_full)
-    durations = Path(__file__).with_name("durations.json")
-    if XDIST_WORKER and durations.exists():
+    if XDIST_WORKER:
         named = [(item.nodeid.partition("::")[0], item) for item in items]
-        items[:] = spread(named, json.loads(durations.read_text()), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+        items[:] = spread(named, durations(), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
 
 
 def pytest_collection_finish() -> None:
+    if "torch" in sys.modules:  # it may have been imported before OMP_NUM_THREADS was set: by a plugin
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if XDIST_WORKER:
-        if "torch" in sys.modules:  # it may have been imported before OMP_NUM_THREADS was set: by a plugin
-            sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         gc.freeze()  # a full collection that visits all modules takes half a second
         gc.enable()
     mend_triton_interpreter()

@@ -1,8 +1,8 @@
 """Inflight and its peers, each with its best settings on all cores, taking turns workload by workload.
 
-    python -m benchmarks.compare [--model qwen3-0.6b] [--formats bf16,int8,int4] [--peers openvino,llamacpp,vllm,transformers]
-                                 [--rounds 7] [--workloads standard] [--peers-home ~/.cache/peers] [--json FILE]
-                                 [--before CHECKOUT]
+    python -m benchmarks.compare [--model qwen3-0.6b] [--formats bf16,int8,int4 or gguf]
+                                 [--peers openvino,llamacpp,vllm,transformers] [--rounds 7]
+                                 [--workloads standard] [--peers-home ~/.cache/peers] [--json FILE] [--before CHECKOUT]
 
 Each engine is loaded once, in a process of its own that is stopped while another one runs. In every round each workload runs on
 every engine once, the order changing from round to round; a ratio is of two runs of one round. Greedy, past every end token,
@@ -10,6 +10,8 @@ no prefix cache, the same token ids. `standard` are five workloads; `long` are p
 the medians stand the ratios' medians with the smallest and the largest, and what the machine allows (`benchmarks.roofline`,
 measured before and after, the better counts). With `--before` another checkout of Inflight is measured as a peer: this
 shows what a change cost or gained.
+
+A model that is a GGUF file (as the shapes qwen3-30b-a3b and gpt-oss-20b) is compared as it is stored, with llama.cpp.
 
 Where all engines of a format do not fit the memory together, ours meets one peer after the other. See `engines.py` for the
 environments that peers need.
@@ -29,9 +31,18 @@ from benchmarks.compare.driver import Settings
 from benchmarks.compare.engines import DEFAULT_PEERS_HOME, OURS, PAIRINGS, PEERS, Engine, find_before, find_engine
 from benchmarks.compare.process import EngineProcess
 from benchmarks.compare.table import GOALS, Column, Pairs, markdown, table_rows
-from benchmarks.shared.models import add_model_arguments, model_folder, read_into_page_cache, weight_bytes
+from benchmarks.shared.models import add_model_arguments, is_gguf, model_folder, read_into_page_cache, weight_bytes
 from benchmarks.shared.report import allow_slow_steps, emit
-from benchmarks.speed.roofline import Machine, Needs, measure_machine, print_machine, read_needs, tokens_per_second
+from benchmarks.speed.roofline import (
+    STORED,
+    WEIGHT_BITS,
+    Machine,
+    Needs,
+    measure_machine,
+    print_machine,
+    read_needs,
+    tokens_per_second,
+)
 from inflight.config.free_memory import available_bytes
 from inflight.entrypoints.cli.workloads import Workload, select
 
@@ -46,6 +57,9 @@ class Comparison:
     def __init__(self, args: argparse.Namespace, workloads: list[Workload]) -> None:
         self.folder: Path = model_folder(args.model, args.models)
         self.needs: Needs = read_needs(self.folder)
+        self.formats: list[str] = args.formats or ([STORED] if is_gguf(self.folder) else [*WEIGHT_BITS])
+        if is_gguf(self.folder) != (STORED in self.formats) or (STORED in self.formats and len(self.formats) > 1):
+            raise SystemExit(f"--formats: a GGUF file has the format {STORED} only, and no other model has it")
         self._args = args
         self._workloads = workloads
         max_kv_tokens = max(each.batch_size * (each.input_len + each.output_len + 16) for each in workloads)
@@ -128,7 +142,9 @@ class Comparison:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_arguments(parser, "qwen3-0.6b")
-    parser.add_argument("--formats", type=_names(PAIRINGS), default=list(PAIRINGS), help="of ours [bf16,int8,int4]")
+    parser.add_argument(
+        "--formats", type=_names(PAIRINGS), default=None, help="of ours [bf16,int8,int4; of a file gguf]"
+    )
     parser.add_argument("--peers", type=_names(PEERS), default=list(PEERS), help=f"[{','.join(PEERS)}]; none is ''")
     parser.add_argument("--peers-home", type=Path, default=DEFAULT_PEERS_HOME, help="their environments [%(default)s]")
     parser.add_argument(
@@ -158,7 +174,7 @@ def _names(known: Collection[str]) -> Callable[[str], list[str]]:
 def main() -> None:
     parser = make_parser()
     args = parser.parse_args()
-    if args.rounds < 1 or not args.formats:
+    if args.rounds < 1 or args.formats == []:
         parser.error("--rounds must be 1 or more, and --formats name one")
     try:
         workloads = select(args.workloads.replace("standard", "all"))
@@ -167,7 +183,7 @@ def main() -> None:
     allow_slow_steps()
     comparison = Comparison(args, workloads)
     machine = measure_machine()
-    sessions = {our_format: comparison.measure(our_format) for our_format in args.formats}
+    sessions = {our_format: comparison.measure(our_format) for our_format in comparison.formats}
     machine = machine.best(measure_machine())
     print_machine([machine])
     report: dict[str, object] = {"model": comparison.folder.name, "machine": asdict(machine), "formats": {}}

@@ -1,8 +1,9 @@
-"""A Llama, Qwen3, Qwen3.5 or Gemma 3 folder -> GGUF; it runs in the environment of llama.cpp.
+"""A Llama, Qwen3, Qwen3-MoE, Qwen3.5 or Gemma 3 folder -> GGUF; it runs in the environment of llama.cpp.
 
     python -m benchmarks.compare.convert_gguf FOLDER TYPE FILE
 
-TYPE is bf16, q8_0 or q4_0, of all matrices; norms stay float32. The file has no tokenizer: it is asked for token ids only.
+TYPE is bf16, q8_0 or q4_0, of all matrices; norms and routers stay float32.
+The file has no tokenizer: it is asked for token ids only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def interleave_halves(weight: Any, num_heads: int) -> Any:  # Any: numpy arrays 
     return weight.reshape(num_heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-NAMES = {"qwen3_5": "qwen35"}  # llama.cpp's, where they are others
+NAMES = {"qwen3_5": "qwen35", "qwen3_moe": "qwen3moe"}  # llama.cpp's, where they are others
 ADDED_TO_NORMS = ("gemma3", "qwen35")  # llama.cpp does not add it itself
 
 
@@ -36,6 +37,22 @@ def add_recurrence(writer: Any, config: dict[str, Any]) -> None:
     writer.add_ssm_inner_size(heads * width)
     writer.add_uint32("qwen35.full_attention_interval", 4)
     writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
+def stack_experts(tensors: dict[str, Any]) -> dict[str, Any]:  # Any: torch's tensors
+    """The weights of all experts of a layer in one tensor [num_experts, out_features, in_features], as GGUF has them."""
+    import torch
+
+    found: dict[str, dict[int, Any]] = {}
+    others = {}
+    for name, tensor in tensors.items():
+        before, experts, after = name.partition(".experts.")
+        if experts and after.partition(".")[0].isdigit():
+            index, _, projection = after.partition(".")
+            found.setdefault(f"{before}.experts.{projection}", {})[int(index)] = tensor
+        else:
+            others[name] = tensor
+    return {**others, **{name: torch.stack([each[i] for i in sorted(each)]) for name, each in found.items()}}
 
 
 def convert(folder: Path, quantization: str, path: Path) -> None:
@@ -59,6 +76,10 @@ def convert(folder: Path, quantization: str, path: Path) -> None:
     rope = config.get("rope_parameters") or config
     writer.add_rope_dimension_count(int(config["head_dim"] * rope.get("partial_rotary_factor", 1)))
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if num_experts := config.get("num_experts") or config.get("num_local_experts"):
+        writer.add_expert_count(num_experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if architecture == "gemma3":
         writer.add_sliding_window(config["sliding_window"])
     if architecture == "qwen35":
@@ -70,7 +91,7 @@ def convert(folder: Path, quantization: str, path: Path) -> None:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"])
     matrix_type = gguf.GGMLQuantizationType[quantization.upper()]
     for file in sorted(folder.glob("*.safetensors")):
-        for name, tensor in load_file(file).items():
+        for name, tensor in stack_experts(load_file(file)).items():
             array = tensor.float().numpy()
             target = names.get_name(name.replace(".dt_bias", ".dt_proj.bias"), try_suffixes=(".weight", ".bias"))
             if target is None:
@@ -80,9 +101,9 @@ def convert(folder: Path, quantization: str, path: Path) -> None:
                 array = interleave_halves(array, head_counts[projection])
             if name.endswith("A_log"):
                 array = -np.exp(array)
-            if array.ndim == 3:
-                array = array[:, 0]  # of the convolution
-            if array.ndim == 1 or name.endswith("conv1d.weight"):
+            if name.endswith("conv1d.weight"):
+                array = array[:, 0]
+            if array.ndim == 1 or name.endswith(("conv1d.weight", ".mlp.gate.weight")):
                 if architecture in ADDED_TO_NORMS and name.endswith("norm.weight") and "linear_attn" not in name:
                     array = array + 1
                 writer.add_tensor(target, array)

@@ -6,6 +6,8 @@ A peer lives in a virtual environment of its own, FOLDER/NAME of --peers-home, m
     openvino    torch, openvino-genai, optimum-intel
     llamacpp    torch, gguf, safetensors, numpy, and llama-cpp-python built here: CMAKE_ARGS=-DGGML_NATIVE=ON
 
+A GGUF file is not converted: both engines read it.
+
 transformers runs in this environment. An earlier commit of Inflight needs a checkout of its own, with the `.venv` that
 `make demo` makes there. Converted models are kept beside the model's folder.
 """
@@ -28,6 +30,7 @@ PAIRINGS: dict[str, dict[str, str]] = {
     "bf16": {"vllm": "bf16", "openvino": "fp16", "llamacpp": "bf16", "transformers": "bf16"},
     "int8": {"openvino": "int8", "llamacpp": "q8_0"},
     "int4": {"llamacpp": "q4_0"},
+    "gguf": {"llamacpp": "gguf"},  # the same quantized file
 }
 PEERS = tuple(PAIRINGS["bf16"])
 
@@ -48,6 +51,8 @@ class Engine:
 
     def model_path(self, folder: Path) -> Path:
         """Where the form of the model is, or will be, that the engine reads."""
+        if folder.suffix == ".gguf":
+            return folder
         if self.name == "openvino":
             return folder.with_name(f"{folder.name}-openvino-{self.weight_format}")
         if self.name == "llamacpp":

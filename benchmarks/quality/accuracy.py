@@ -1,11 +1,15 @@
 """What each format costs in accuracy: of every kind of linear layer, of the logits, and of the embedded model's answers.
 
     python -m benchmarks.accuracy [--formats bf16 int8 int4 ...] [--parts layers logits tasks] [--models FOLDER] [--count 200]
+                                  [--trained FOLDER]
 
 The truth is transformers' forward of the checkpoint's own weights in float64 (its norms compute in float32). A layer is given
 the inputs that it has in that forward, rounded to bfloat16, and its outputs are compared with the float64 product of the same
 inputs. Logits are those of every position of a prompt, computed in chunks, so that later chunks read earlier ones from the KV
 cache. Models: the embedded one, which is trained, on its own conversations; and a shape with random weights on random tokens.
+
+With `--trained FOLDER` only the logits of this model are measured, on the same conversations: a model with the embedded model's
+tokenizer, as `scripts.demo.mixture` trains one with experts.
 
 Exit code 1: the embedded model loses more than 1 point of right answers with int8, or 3 with int4.
 """
@@ -92,7 +96,10 @@ class Truth:
     def __init__(self, folder: Path, prompts: Sequence[Sequence[int]]) -> None:
         from transformers import AutoModelForCausalLM
 
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+        # torch's product over many experts at once has no float64
+        self.model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float64, experts_implementation="eager"
+        ).eval()
         self.inputs: dict[nn.Module, Tensor] = {}  # [up to LAYER_ROWS, in_features]
         with torch.inference_mode(), self._keeping_inputs():
             self.logits = torch.cat([self.model(torch.tensor([prompt])).logits[0] for prompt in prompts])
@@ -209,10 +216,16 @@ def main() -> None:
     parser.add_argument("--shape", choices=[*SHAPES], default="qwen3-0.6b", help="of random weights [%(default)s]")
     parser.add_argument("--models", type=Path, default=DEFAULT_MODELS_FOLDER, help="where it is kept [%(default)s]")
     parser.add_argument("--count", type=int, default=MAX_COUNT, help="prompts of each kind of task [%(default)s]")
+    parser.add_argument(
+        "--trained", type=Path, metavar="FOLDER", help="another trained model, whose logits are measured"
+    )
     args = parser.parse_args()
     if not 1 <= args.count <= MAX_COUNT:
         parser.error(f"--count must be from 1 to {MAX_COUNT}")
     is_met = True
+    if args.trained is not None:
+        measure(args.trained.name, args.trained, conversations(), args.formats, ["logits"])
+        return
     if {"layers", "logits"} & set(args.parts):
         measure("embedded model", EMBEDDED_MODEL, conversations(), args.formats, args.parts)
         folder = model_folder(args.shape, args.models)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from benchmarks.shared.report import print_table
-from inflight.engine.request.input_processor import ProcessedRequest
+from inflight.engine.request.processed import ProcessedRequest
 from inflight.engine.serving.admission import Admission, QueueLimits
 from inflight.engine.serving.cached_index import ENTRY_BYTES, CachedIndex
 from inflight.engine.serving.engine_client import EngineClient, EngineState

@@ -3,7 +3,7 @@
     python -m benchmarks.models qwen3-0.6b [--models FOLDER]
 
 Speed does not depend on the weights' values as long as they are no zeros or denormals: they are drawn from N(0, 0.02), as
-transformers initialises a model.
+transformers initialises a model. The shapes of `gguf_shapes.py` are GGUF files; all others are folders.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.shared.gguf_shapes import GGUF_SHAPES, gguf_file, gguf_shape
 
 DEFAULT_MODELS_FOLDER = Path("build/models")  # relative to the working directory; ignored by git
 
@@ -143,11 +145,14 @@ SHAPES = {
 
 
 def model_folder(model: str, models_folder: Path) -> Path:
-    """The folder of a shape's model, made if it is not there; any other `model` is a folder already."""
+    """The folder or GGUF file of a shape's model, made if it is not there; any other `model` is a folder or file already."""
+    if (quantized := gguf_shape(model)) is not None:
+        return gguf_file(model, quantized, models_folder)
     if model not in SHAPES:
         folder = Path(model)
-        if not (folder / "config.json").is_file():
-            raise SystemExit(f"{model!r} is neither a model folder nor one of {', '.join(SHAPES)}")
+        if not is_gguf(folder) and not (folder / "config.json").is_file():
+            known = ", ".join((*SHAPES, *GGUF_SHAPES))
+            raise SystemExit(f"{model!r} is neither a model folder, nor a .gguf file, nor one of {known}")
         return folder
     folder = models_folder / model
     if not (folder / "config.json").is_file():
@@ -196,8 +201,14 @@ def write_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
+def is_gguf(model: Path) -> bool:
+    return model.suffix == ".gguf" and model.is_file()
+
+
 def weight_bytes(folder: Path) -> int:
     """Size of the checkpoint's tensors; tied weights are stored, and counted, once."""
+    if is_gguf(folder):
+        return folder.stat().st_size
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
@@ -214,7 +225,10 @@ def read_into_page_cache(model: Path) -> None:
 def add_model_arguments(parser: argparse.ArgumentParser, default: str) -> None:
     """--model and --models, as every benchmark takes them; `model_folder` reads them."""
     parser.add_argument(
-        "--model", default=default, help=f"a shape ({', '.join(SHAPES)}) or a model folder [%(default)s]"
+        "--model",
+        default=default,
+        help=f"a shape ({', '.join(SHAPES)}; as GGUF {', '.join(GGUF_SHAPES)}, or so many layers of it, NAME:12), a model "
+        "folder, or a .gguf file [%(default)s]",
     )
     parser.add_argument(
         "--models", type=Path, default=DEFAULT_MODELS_FOLDER, help="where models of a shape are kept [%(default)s]"
@@ -223,7 +237,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, default: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make a model with random weights, unless it is there.")
-    parser.add_argument("shape", choices=[*SHAPES], nargs="+")
+    parser.add_argument("shape", choices=[*SHAPES, *GGUF_SHAPES], nargs="+")
     parser.add_argument("--models", type=Path, default=DEFAULT_MODELS_FOLDER, help="folder [%(default)s]")
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

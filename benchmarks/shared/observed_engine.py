@@ -17,6 +17,7 @@ from inflight.config.ranks import Place
 from inflight.engine.start.make_core import make_core
 from inflight.engine.start.model_files import resolve_config
 from inflight.executor.uniproc import UniProcExecutor
+from inflight.interface.part_kinds import parts_of
 from inflight.interface.request import EngineCoreRequest, ResolvedSampling
 from inflight.interface.worker import Rendezvous, WorkerBase
 from inflight.models.causal_lm import CausalLM
@@ -78,6 +79,7 @@ class ObservedEngine:
                 EngineCoreRequest(
                     request_id=str(self._num_requests),
                     sampling=ResolvedSampling(params=params, seed=0, max_tokens=params.max_tokens),
+                    parts=parts_of(params, ()),
                 ),
                 np.array(prompt, dtype=np.int32),
             )

@@ -15,21 +15,24 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.models import add_model_arguments, model_folder
+from benchmarks.shared.gguf_shapes import EMBEDDING, EXPERTS, HEAD
+from benchmarks.shared.models import add_model_arguments, is_gguf, model_folder
 from benchmarks.shared.report import emit, print_table
 from inflight.config.architecture import ModelArchitecture
+from inflight.config.experts import MANY_TOKENS
+from inflight.config.gguf_config import read_model_config
 from inflight.config.parse_architecture import parse_architecture
 from inflight.entrypoints.cli.workloads import Workload, select
-from inflight.hub import read_config
 
 SOURCE = Path(__file__).with_name("roofline.c")
 # bits a weight takes, scales included where they count; int4: a scale and an offset of 16 bits for each group of 64
 WEIGHT_BITS = {"bf16": 16.0, "int8": 8.0, "int4": 4.5}
+STORED = "gguf"  # the format of a file that is quantized already
 KV_BYTES = 2
 
 
@@ -73,13 +76,15 @@ class Machine:
 class Needs:
     """What a model's steps need. Weights: of all layers, by which a token is multiplied, and of the head, which only rows that
     sample go through. `weights_read`: how many weights of the layers a step of so many tokens reads, of a mixture of experts
-    only those of the experts that its tokens are expected to choose."""
+    only those of the experts that its tokens are expected to choose. `stored_bytes_read`: the same in bytes, with the head, as
+    a GGUF file has them; None for other models."""
 
     layer_weights: int
     weights_read: Callable[[int], float]
     head_weights: int
     kv_bytes_per_token: int
     operations_per_pair: int  # of attention, for a query and a key that it sees, over all layers
+    stored_bytes_read: Callable[[int], float] | None = None
 
     @classmethod
     def of(cls, architecture: ModelArchitecture) -> Needs:
@@ -102,7 +107,11 @@ class Needs:
         self, machine: Machine, weight_format: str, *, tokens: int, rows: int, cached: float, pairs: float
     ) -> float:
         """`rows` of the `tokens` sample; `cached` tokens of KV are read; `pairs` of a query and a key are multiplied."""
-        num_bytes = (self.weights_read(tokens) + self.head_weights) * WEIGHT_BITS[weight_format] / 8
+        if weight_format == STORED:
+            assert self.stored_bytes_read is not None
+            num_bytes = self.stored_bytes_read(tokens)
+        else:
+            num_bytes = (self.weights_read(tokens) + self.head_weights) * WEIGHT_BITS[weight_format] / 8
         num_bytes += cached * self.kv_bytes_per_token
         operations = 2 * (self.layer_weights * tokens + self.head_weights * rows) + self.operations_per_pair * pairs
         return max(num_bytes / machine.bandwidth, operations / machine.peak(weight_format))
@@ -125,8 +134,26 @@ def tokens_per_second(needs: Needs, machine: Machine, weight_format: str, worklo
     return workload.num_counted_tokens / needs.workload_seconds(machine, weight_format, workload)
 
 
-def read_needs(folder: Path) -> Needs:
-    return Needs.of(parse_architecture(read_config(folder)))
+def read_needs(model: Path) -> Needs:
+    """Of a folder or a GGUF file."""
+    architecture = parse_architecture(read_model_config(model))
+    needs = Needs.of(architecture)
+    return replace(needs, stored_bytes_read=stored_bytes_read(model, architecture)) if is_gguf(model) else needs
+
+
+def stored_bytes_read(file: Path, architecture: ModelArchitecture) -> Callable[[int], float]:
+    """Number of tokens of a step -> the bytes of a GGUF file's weights that it reads: the head, the layers without experts, and
+    the experts that the tokens are expected to choose. Norms and biases are not told apart from other weights."""
+    from gguf import GGUFReader
+
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in GGUFReader(file).tensors}
+    experts = sum(size for name, size in sizes.items() if name.endswith(EXPERTS))
+    others = sum(sizes.values()) - experts - (sizes[EMBEDDING] if HEAD in sizes else 0)
+
+    def num_features(num_tokens: int) -> float:
+        return sum(layer.mlp.num_features_read(num_tokens) for layer in architecture.layers)
+
+    return lru_cache(lambda num_tokens: others + experts * num_features(num_tokens) / num_features(MANY_TOKENS))
 
 
 def measure_machine(num_threads: int | None = None) -> Machine:
@@ -181,7 +208,7 @@ def main() -> None:
         emit(benchmark="roofline", **vars(machine))
     print_machine(machines)
     rows = []
-    for weight_format in WEIGHT_BITS:
+    for weight_format in WEIGHT_BITS if needs.stored_bytes_read is None else (STORED,):
         limits = [tokens_per_second(needs, machines[-1], weight_format, workload) for workload in workloads]
         emit(
             benchmark="roofline", weight_format=weight_format,

@@ -28,12 +28,14 @@ from benchmarks.shared.report import emit, print_table
 from benchmarks.speed.roofline import KV_BYTES, WEIGHT_BITS, Machine, Needs, measure_machine
 from inflight.config.architecture import GatedMlpSpec, ModelArchitecture
 from inflight.config.engine_args import EngineArgs
+from inflight.config.experts import MoeSpec
 from inflight.config.parse_architecture import parse_architecture
 from inflight.entrypoints.cli.workloads import Workload
 from inflight.hub import read_config
 from inflight.kernels.layer_ops import LayerOps
 from inflight.layers.attention import Attention
 from inflight.layers.linear import Linear
+from inflight.layers.moe import FusedMoE
 from inflight.layers.rotary import RotaryEmbedding
 from inflight.layers.vocab import LogitsHead, VocabParallelEmbedding
 from inflight.models.decoder import DecoderForCausalLM
@@ -107,6 +109,9 @@ def observe(engine: ObservedEngine, clock: StepClock, *, one_call: bool) -> None
     for path, module in engine.worker.model.named_modules():
         name = path.rpartition(".")[2]
         kind = None
+        if isinstance(module, FusedMoE):
+            vars(module)["choose"] = clock.timed("choice of experts", module.choose)
+            vars(module)["compute"] = clock.timed("experts", module.compute)
         if isinstance(module, Linear):
             kind = name.removesuffix("_proj")
         elif isinstance(module, LogitsHead):
@@ -164,22 +169,25 @@ def least_seconds(
 ) -> dict[str, float]:
     """By kind, for a step of decodes with `prompt` tokens of context each, or (one row) of a prompt's `tokens`."""
     mlp = architecture.layers[0].mlp
-    assert isinstance(mlp, GatedMlpSpec), mlp
+    assert isinstance(mlp, GatedMlpSpec | MoeSpec), mlp
     hidden, inner, layers = architecture.hidden_size, mlp.size, architecture.num_layers
     attention = architecture.attentions[0]
     query, key_value = (count * attention.head_dim for count in (attention.num_heads, attention.num_kv_heads))
     weights = {
         "qkv": (layers * hidden * (query + 2 * key_value), tokens),
         "o": (layers * query * hidden, tokens),
-        "gate_up": (layers * 2 * hidden * inner, tokens),
-        "down": (layers * inner * hidden, tokens),
         "head": (hidden * architecture.vocab_size, rows),
     }
     peak, bits = machine.peak(weight_format), WEIGHT_BITS[weight_format]
+    if isinstance(mlp, GatedMlpSpec):
+        weights |= {"gate_up": (layers * 2 * hidden * inner, tokens), "down": (layers * inner * hidden, tokens)}
     found = {
         kind: max(count * bits / 8 / machine.bandwidth, 2 * count * multiplied / peak)
         for kind, (count, multiplied) in weights.items()
     }
+    if isinstance(mlp, MoeSpec):
+        read = layers * hidden * mlp.num_features_read(tokens) * bits / 8
+        found["experts"] = max(read / machine.bandwidth, 2 * layers * hidden * mlp.num_features * tokens / peak)
     pairs = rows * prompt if tokens == rows else tokens**2 / 2
     cached = 2 * layers * key_value * KV_BYTES * rows * prompt
     operations = Needs.of(architecture).operations_per_pair * pairs
@@ -241,6 +249,7 @@ def main() -> None:
         "max_model_len": 2048,
         "max_num_seqs": max(64, *args.batch),
         "max_num_batched_tokens": max(2048, *args.prefill),
+        "max_step_time": "none",  # a prompt of --prefill tokens is one step, however long it takes
         "kv_cache_memory_bytes": 2 << 30,
         **quantization,
         **args.engine_args,

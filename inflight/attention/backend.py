@@ -18,7 +18,7 @@ from inflight.kernels.layer_ops import LayerOps
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """The constants of a layer's attention: scale, sliding window, soft cap and sinks. They are the same in all steps.
+    """The constants of a layer's attention: scale, sliding window, soft cap, sinks, direction. They are the same in all steps.
 
     A score is `scale * (query . key)`. With a `soft_cap` c, a score x becomes `c * tanh(x / c)`. Then keys that the query does
     not see are masked. With `sinks`, each query head has one more logit: it adds `exp(sink)` to the denominator of the softmax,
@@ -30,6 +30,7 @@ class AttentionParams:
     soft_cap: float | None = None  # above 0; None: scores are not capped
     sinks: Tensor | None = None  # float32 [num_heads], contiguous, of this rank's heads, on the device; None: no sinks
     value_dim: int | None = None  # values are the first so many elements of the keys; None: they are stored
+    is_causal: bool = True  # False: a query also sees the tokens behind it, whose keys must be written in the same step
 
 
 class HeadNorm(Protocol):
@@ -111,9 +112,10 @@ class AttentionBackend(ABC):
        `attend` calls `forward`. All forwards of a backend run one after the other, in step order, on the device's compute
        thread or stream. So a backend may keep temporary memory and use it again in the next forward.
 
-    A query at position p sees exactly the keys at `[max(0, p - sliding_window + 1), p]` of its own sequence. Other bytes of the
-    arena (blocks of other sequences, blocks in stale entries of the block table, the rest of the last block) never influence
-    the result, even if they are NaN. Code that fills a block without `forward` (a KV connector) must fill the whole block.
+    A query at position p sees exactly the keys at `[max(0, p - sliding_window + 1), p]` of its own sequence; if the layer is
+    not causal, up to `min(p + sliding_window, seq_len) - 1`. Other bytes of the arena (blocks of other sequences, blocks in
+    stale entries of the block table, the rest of the last block) never influence the result, even if they are NaN. Code that
+    fills a block without `forward` (a KV connector) must fill the whole block.
     """
 
     is_batch_invariant = False  # whether a row's result is the same, bit for bit, in every batch

@@ -82,7 +82,8 @@ class CpuPagedBackend(AttentionBackend):
     def kernel_params(params: AttentionParams) -> KernelParams:
         """Makes the struct that describes `params` to the kernel. `params` must be kept, because the struct has a pointer."""
         sinks = params.sinks
-        return KernelParams(params.scale, params.soft_cap or 0.0, None if sinks is None else sinks.data_ptr())
+        pointer = None if sinks is None else sinks.data_ptr()
+        return KernelParams(params.scale, params.soft_cap or 0.0, pointer, params.is_causal)
 
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> CpuPagedMetadata:
         inputs = copied(inputs)

@@ -69,22 +69,22 @@ class TorchSdpaBackend(AttentionBackend):
         if key.shape[1]:
             slots = kv_cache.permute(0, 3, 1, 2, 4)  # [num_blocks, block_size, 2 (or 1), num_kv_heads, head_dim]
             slots[metadata.written] = torch.stack((key, value) if params.value_dim is None else (key,), dim=1)
-        sliding_window = params.sliding_window
         output = query.new_empty((*query.shape[:2], params.value_dim or query.shape[2]))
         for row in metadata.rows:
+            window = params.sliding_window or row.seq_len
             # [2 (or 1), num_kv_heads, num_keys, head_dim]
             gathered = kv_cache[row.block_ids].permute(1, 2, 0, 3, 4).flatten(2, 3)
             for start in range(row.num_computed, row.seq_len, PIECE_TOKENS):
                 end = min(start + PIECE_TOKENS, row.seq_len)
                 tokens = slice(row.first_token + start - row.num_computed, row.first_token + end - row.num_computed)
-                first = row.first_key if sliding_window is None else max(row.first_key, start - sliding_window + 1)
-                keys, values = gathered[[0, -1], :, first - row.first_key : end - row.first_key]
+                first = max(row.first_key, start - window + 1)
+                end_key = end if params.is_causal else min(row.seq_len, end + window - 1)
+                keys, values = gathered[[0, -1], :, first - row.first_key : end_key - row.first_key]
                 values = values[..., : params.value_dim]
-                queried = torch.arange(start, end, dtype=torch.int64, device="cpu")[:, None]
-                places = torch.arange(first, end, dtype=torch.int64, device="cpu")
-                visible = places <= queried
-                if sliding_window is not None:
-                    visible &= places > queried - sliding_window
+                distances = torch.arange(start, end, dtype=torch.int64, device="cpu")[:, None] - torch.arange(
+                    first, end_key, dtype=torch.int64, device="cpu"
+                )
+                visible = (distances > (-1 if params.is_causal else -window)) & (distances < window)
                 output[tokens] = _attend(query[tokens], keys, values, visible, params)
         return output
 

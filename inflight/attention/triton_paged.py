@@ -117,6 +117,7 @@ class TritonPagedBackend(AttentionBackend):
                 sliding_window=sliding_window,
                 soft_cap=params.soft_cap,
                 sinks=params.sinks,
+                is_causal=params.is_causal,
                 max_shared_bytes=self._max_shared_bytes,
             )
         num_kv_heads = kv_cache.shape[2]

@@ -6,7 +6,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from inflight.config.added_embeddings import AddedEmbeddingsSpec
 from inflight.config.mixers import BaseAttentionSpec, MixerSpec, RecurrenceSpec
+from inflight.config.pooler import PoolerSpec
+from inflight.config.vision import VisionSpec
 
 # Who computes a model: Inflight's own code, or the code of Hugging Face transformers.
 INFLIGHT = "inflight"
@@ -14,6 +17,8 @@ TRANSFORMERS = "transformers"
 
 SILU = "silu"
 GELU_TANH = "gelu_tanh"
+GELU = "gelu"
+RELU = "relu"
 SIGMOID = "sigmoid"
 SWIGLU_OAI = "swiglu_oai"  # the gate of gpt-oss's experts (kernels/gate.py)
 
@@ -80,13 +85,17 @@ class NormNames:
     """Where a layer has norms, and their names in the checkpoint. None: there is no norm at this place.
 
     A norm `before` covers the input of the attention or of the MLP. A norm `after` covers its output, before the output is
-    added to the residual stream.
+    added to the residual stream. The result of a norm that is in `replacing` is also the new residual stream. The norms of
+    encoders that are behind the sums are such norms.
+
+    A name that begins with "model." is the whole name; in it, `{previous}` is the number of the layer before.
     """
 
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
+    replacing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,14 +137,19 @@ class ModelArchitecture:
     reads `layers`, which has one entry per layer. `weight_format` says how the linear weights are stored, by a name in
     `weight_format.py`; `weight_blocks` is how many rows and columns of an fp8 weight have one scale, if there are blocks.
 
-    Norms add `rms_norm_eps` to the mean square of their input. Those that read the residual stream add `stream_eps`, unless it
-    is None.
+    Norms are RMSNorms, or with `has_layer_norm` LayerNorms, which may have a bias (`norm_bias`). They add `rms_norm_eps` to the
+    mean square of their input, or to its variance. Those that read the residual stream add `stream_eps`, unless it is None.
+    `final_norm` is the name of the norm behind the last layer.
+
+    With `head_bias`, the head has a bias. Without `has_head`, the model has no logits: its result is the hidden states behind
+    the final norm.
 
     Embeddings are multiplied by `embedding_scale`, which is first rounded to the model's dtype if `rounds_embedding_scale` is
     set. Logits l become `logits_scale * l`, and then c * tanh(l / c) if there is a `logits_cap` c. `norm_offset` is added to
     the weights of all norms but those of recurrent layers. The checkpoint may have tensors that are for other uses, such as
     images or drafts: their names begin with one of `unread`. `renames` has parts of names in the family's checkpoints, and what
-    replaces them in the names that the loader sees.
+    replaces them in the names that the loader sees. A pooling model has a `pooler` instead of a head. A model that reads images
+    has a tower for them, `vision`.
 
     If `implementation` is TRANSFORMERS, only the sizes, `dtype`, `weight_format` and `eos_token_ids` are known, and `head_dim`
     is an estimate. The model's constructor finds out everything else. `not_native` says then why Inflight's own code does not
@@ -147,14 +161,22 @@ class ModelArchitecture:
     hidden_size: int
     layers: tuple[LayerSpec, ...]
     rms_norm_eps: float
+    has_layer_norm: bool = False
+    norm_bias: bool = False
+    head_bias: bool = False
+    final_norm: str = "model.norm"
     stream_eps: float | None = None
     max_position_embeddings: int
     tie_word_embeddings: bool = False
+    has_head: bool = True
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False
     logits_scale: float = 1.0
     logits_cap: float | None = None
     token_inputs: TokenInputsSpec | None = None
+    added_embeddings: AddedEmbeddingsSpec | None = None
+    pooler: PoolerSpec | None = None
+    vision: VisionSpec | None = None
     norm_offset: float = 0.0
     dtype: str = "float32"
     weight_format: str = "plain"
@@ -195,6 +217,8 @@ class ModelArchitecture:
         """The longest request, if the user does not choose it. With longrope, it is the length up to which `factors` hold."""
         ropes = [attention.rope for attention in self.attentions]
         lengths = [rope.original_max_position_embeddings for rope in ropes if rope is not None and rope.long_factors]
+        if self.pooler is not None and self.pooler.max_length is not None:
+            lengths.append(self.pooler.max_length)
         return min([self.max_position_embeddings, *lengths])
 
     def for_length(self, max_model_len: int) -> ModelArchitecture:

@@ -11,6 +11,7 @@ from inflight.config.architecture import ModelArchitecture
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.config.kv_events import KVEventsConfig
 from inflight.config.kv_transfer import KVTransferConfig
+from inflight.config.pooler import GENERATING, PoolerSpec
 from inflight.config.ranks import Place, RankLayout, places_on, ranks_of_node
 from inflight.config.reasoning import ReasoningConfig
 from inflight.setting import setting
@@ -53,6 +54,7 @@ class ModelConfig:
     # for config.json, as transformers reads it; Any: JSON
     config_overrides: dict[str, Any] = field(default_factory=dict)
     trust_remote_code: bool = False  # transformers may run Python files of the model's folder
+    pooler: PoolerSpec = GENERATING  # what a request makes that wants vectors or scores
 
 
 @dataclass(frozen=True, kw_only=True)

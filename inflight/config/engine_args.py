@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from inflight.config.image_args import ImageArgs
 from inflight.config.milliseconds import parse_milliseconds, time_problem
+from inflight.config.replica_conflicts import MAX_LOCAL_REPLICAS, replica_conflicts
 from inflight.config.text_values import read_texts
 from inflight.config.weight_format import STORED_QUANTIZATIONS
 from inflight.errors import ConfigError, UnknownArgumentError
@@ -29,13 +31,12 @@ _parallel = partial(setting, group="Parallel")
 _faults = partial(setting, group="Faults")
 _COUNT = {"bounds": (1, 65536)}
 _LENGTH = {"bounds": (1, 2**24), "metavar": "TOKENS", "parse": parse_count}
-MAX_LOCAL_REPLICAS = 64
 _PORT = {"bounds": (1, 65535), "metavar": "PORT"}
 
 
 @names_unknown(UnknownArgumentError)
 @dataclass(frozen=True, kw_only=True)
-class EngineArgs:
+class EngineArgs(ImageArgs):
     """Arguments of `LLM`, and options of every command that runs a model. None and "auto" leave the choice to `resolve.py`.
     Sizes may be texts, as on the command line: "200M" bytes, "32k" tokens.
 
@@ -70,6 +71,22 @@ class EngineArgs:
         "Who computes the model: Inflight's own code or, on Inflight's KV cache, that of Hugging Face transformers (extra "
         "`transformers`). auto: transformers only for models that Inflight's own code does not support.",
         choices=("auto", "inflight", "transformers"),
+    )
+    runner: str = _model(
+        "auto",
+        "generate: the model writes text (and makes vectors, too). pooling: it only makes vectors or scores, and its head is "
+        "not loaded. auto: what its config.json and its modules.json say.",
+        choices=("auto", "generate", "pooling"),
+    )
+    convert: str = _model(
+        "auto",
+        "What a pooling model makes of a text: embed: a vector. classify: scores of classes. auto: what its config.json says.",
+        choices=("auto", "none", "embed", "classify"),
+    )
+    pooler_config: Mapping[str, Any] | None = _model(  # Any: `resolve_pooler` checks the values
+        None,
+        'How hidden states become a vector: \'{"pooling_type": "MEAN", "use_activation": true, "dimensions": 256}\'. '
+        "Types are CLS, LAST, MEAN, MAX and ALL.",
     )
     trust_remote_code: bool = _model(
         False,
@@ -376,6 +393,7 @@ class EngineArgs:
             object.__setattr__(self, "revision", revision)
 
     def _conflicts(self) -> Iterator[str]:
+        yield from self.image_problems()
         backend = self.distributed_executor_backend
         if backend is not None and backend not in _EXECUTORS and not _QUALIFIED_NAME.fullmatch(backend):
             yield (
@@ -392,7 +410,16 @@ class EngineArgs:
                 f"data_parallel_size={self.data_parallel_size} with {other}: Inflight starts the ranks of several replicas "
                 "itself, each on one machine; leave one of the two options out"
             )
-        yield from self._replica_conflicts()
+        yield from replica_conflicts(
+            size=self.data_parallel_size,
+            rank=self.data_parallel_rank,
+            local=self.data_parallel_size_local,
+            start=self.data_parallel_start_rank,
+            is_hybrid=self.data_parallel_hybrid_lb,
+            is_external=self.data_parallel_external_lb,
+            replicas=self.replicas,
+            served=self.served_replicas,
+        )
         if self.enforce_eager and self.cuda_graph_max_tokens:
             yield (
                 f"enforce_eager=True with cuda_graph_max_tokens={self.cuda_graph_max_tokens}: with the first no "
@@ -414,35 +441,3 @@ class EngineArgs:
                 )
             if not self.enable_chunked_prefill:
                 yield f"{target} with enable_chunked_prefill=False: a prompt cannot be split; leave one of them out"
-
-    def _replica_conflicts(self) -> Iterator[str]:
-        size = self.data_parallel_size
-        rank = self.data_parallel_rank
-        local = self.data_parallel_size_local
-        start = self.data_parallel_start_rank
-        place = f"data_parallel_start_rank={start}" if start else f"data_parallel_size_local={local}"
-        if rank is not None and (self.data_parallel_hybrid_lb or start or local not in (None, 1)):
-            other = "data_parallel_hybrid_lb=True" if self.data_parallel_hybrid_lb else place
-            yield f"data_parallel_rank={rank} with {other}: a server with a rank has one replica; leave one of them out"
-        elif self.data_parallel_external_lb and self.data_parallel_hybrid_lb:
-            yield (
-                "data_parallel_external_lb=True with data_parallel_hybrid_lb=True: each server has one replica, or several; "
-                "leave one of them out"
-            )
-        elif rank is None and self.data_parallel_external_lb:
-            yield "data_parallel_external_lb=True: give data_parallel_rank, the number of this server's replica"
-        elif self.data_parallel_hybrid_lb and local is None:
-            yield "data_parallel_hybrid_lb=True: give data_parallel_size_local, how many replicas this server has"
-        elif self.replicas.stop > size:
-            given = place if rank is None else f"data_parallel_rank={rank}"
-            yield (
-                f"{given}: this machine's last replica would have number {self.replicas.stop - 1}, but "
-                f"data_parallel_size={size} allows 0 to {size - 1}; lower it, or raise data_parallel_size"
-            )
-        elif rank is None and not self.data_parallel_hybrid_lb and self.served_replicas != range(size):
-            yield (
-                f"{place} without data_parallel_hybrid_lb: no other server has the remaining replicas; give "
-                f"data_parallel_hybrid_lb or data_parallel_address, or leave {place.partition('=')[0]} out"
-            )
-        elif len(self.served_replicas) > MAX_LOCAL_REPLICAS:
-            yield f"data_parallel_size={size}: one server has at most {MAX_LOCAL_REPLICAS} replicas; lower it"

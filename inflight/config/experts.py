@@ -1,5 +1,5 @@
-"""`MoeSpec`: a layer with a mixture of experts, and `RouterSpec`: how a token's experts are chosen. `share_read`: how much of a
-model's weights a step reads. See docs/moe.md."""
+"""`MoeSpec`: a layer with a mixture of experts, and `RouterSpec`: how a token's experts are chosen. `DenseAndMoeSpec`: a dense
+MLP beside them. `share_read`: how much of a model's weights a step reads. See docs/moe.md."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from inflight.config.architecture import SIGMOID, SILU, MlpSpec, ModelArchitecture
+from inflight.config.architecture import SIGMOID, SILU, GatedMlpSpec, MlpSpec, ModelArchitecture
 
 SOFTMAX = "softmax"
-SCORINGS = (SOFTMAX, SIGMOID)
+SPARSE_MIXER = "sparse_mixer"
+SCORINGS = (SOFTMAX, SIGMOID, SPARSE_MIXER)
 MANY_TOKENS = 100_000  # a step of so many tokens reads all experts
 # The score of a group of experts: the highest score in it, or the sum of the two highest.
 HIGHEST = "highest"
@@ -27,11 +28,17 @@ class RouterSpec:
     divided by their sum plus `sum_offset`, so that scores that are all 0 give weights of 0; then multiplied by `scale`. (A
     softmax over the logits of the chosen experts only is SOFTMAX with `renormalizes`.)
 
+    With SPARSE_MIXER (arXiv:2409.12136) the scores are the logits, and each chosen expert has a softmax of its own for its
+    weight: over those experts whose logits are near to its own, without the experts that were chosen before. A logit x is near
+    to a higher one h if (h - x) / max(|x|, h) is at most twice `jitter`.
+
     `has_choice_bias`: the checkpoint has a number for each expert, which is added to the score for the choice, but not for the
     weight. With `num_groups` > 1, the experts are divided into so many groups of neighbours. Only experts of the `top_groups`
     groups with the highest scores can be chosen. The score of a group is made from the scores for the choice (`group_scoring`).
 
-    `bias`: the linear layer of the router has a bias.
+    `bias`: the linear layer of the router has a bias. `choice_bias_is_row`: the checkpoint has the bias for the choice as a
+    matrix of one row. `has_expert_scale`: the checkpoint has a number for each expert, by which the expert's weight is
+    multiplied at last.
     """
 
     top_k: int
@@ -39,8 +46,11 @@ class RouterSpec:
     renormalizes: bool = False
     scale: float = 1.0
     sum_offset: float = 1e-20
+    jitter: float = 0.0
     bias: bool = False
     has_choice_bias: bool = False
+    choice_bias_is_row: bool = False
+    has_expert_scale: bool = False
     num_groups: int = 1
     top_groups: int = 1
     group_scoring: str = HIGHEST
@@ -72,7 +82,6 @@ class MoeSpec(MlpSpec):
     `GatedMlpSpec`, or SWIGLU_OAI. `bias`: the projections gate, up and down have biases.
     """
 
-    only_on_cpu = "experts, which run on CPUs only so far; use device='cpu', or model_impl='transformers'"
     by_transformers_on_gpu = True
 
     kind: Literal["moe"] = "moe"
@@ -101,6 +110,30 @@ class MoeSpec(MlpSpec):
     def __str__(self) -> str:
         shared = f" and a shared one of size {self.shared_size}" if self.shared_size else ""
         return f"experts of size {self.size}{shared}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseAndMoeSpec(MlpSpec):
+    """A gated MLP and a mixture of experts side by side, whose results are added (layers/dense_and_moe.py). Both read the
+    residual stream. The input and the result of each have a norm with `eps`, and the router's input has a norm of its own."""
+
+    kind: Literal["dense_and_moe"] = "dense_and_moe"
+    dense: GatedMlpSpec
+    moe: MoeSpec
+    eps: float
+
+    @property
+    def num_features(self) -> int:
+        return self.dense.num_features + self.moe.num_features
+
+    def num_features_read(self, num_tokens: int) -> float:
+        return self.dense.num_features_read(num_tokens) + self.moe.num_features_read(num_tokens)
+
+    def fits(self, tp_size: int) -> bool:
+        return self.dense.fits(tp_size) and self.moe.fits(tp_size)
+
+    def __str__(self) -> str:
+        return f"{self.dense}, and {self.moe}"
 
 
 def share_read(architecture: ModelArchitecture) -> Callable[[int], float] | None:

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from inflight.config.families import FAMILIES
-from inflight.config.families.family import Family
+from inflight.config.families import ENCODERS, FAMILIES
+from inflight.config.families.family import ROPE_FREQUENCIES, TENSORS, Family
 from inflight.config.gguf_file import GgufFile, GgufStrings
 from inflight.config.gguf_parts import read_gguf
 from inflight.config.separate_quantization import with_separate_quantization
 from inflight.config.stored_dtype import with_stored_dtype
 from inflight.hub import read_config
 
-_FAMILIES = [family for family in FAMILIES if family.gguf_name is not None]
+_FAMILIES = [family for family in (*FAMILIES, *ENCODERS) if family.gguf_name is not None]
 
 # Keys without the architecture's name ("context_length" for "llama.context_length") -> fields of config.json
 _FIELDS = {
@@ -51,7 +51,7 @@ _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "expert_group_used_count": (0, 1),
     "leading_dense_block_count": (0,),
 }
-ROPE_FACTORS = "rope_freqs.weight"
+ROPE_FACTORS = f"{ROPE_FREQUENCIES}.weight"
 _LONG_FACTORS = ("rope_factors_long", "rope_factors_short")
 FACTORS = (ROPE_FACTORS, *(f"{name}.weight" for name in _LONG_FACTORS))
 # The rotary embedding of Llama 3.1 and later. A GGUF file does not contain these numbers. It contains one divisor for each
@@ -78,7 +78,7 @@ def read_model_config(path: Path, max_model_len: int | None = None) -> dict[str,
 def in_terms_of_gguf(problem: str, path: Path, config: Mapping[str, object]) -> str:
     """A message about the fields of config.json, for a GGUF file: it names the file and its keys instead."""
     names = config.get("architectures")
-    family = next((each for each in FAMILIES if isinstance(names, list) and each.architecture in names), None)
+    family = next((each for each in _FAMILIES if isinstance(names, list) and each.architecture in names), None)
     problem = problem.replace("config.json", str(path))
     own = {} if family is None else family.gguf_names
     for key, field in {**_FIELDS, **own}.items():
@@ -104,6 +104,8 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
     per_layer = {f"{prefix}{key}" for key in keys}
     given = {key.removeprefix(prefix): _plain(file, key, per_layer) for key in file.metadata if key.startswith(prefix)}
     given |= {name: _factors(file, name, keys) for name in _LONG_FACTORS if f"{name}.weight" in file.tensors}
+    if ROPE_FREQUENCIES in keys and ROPE_FACTORS in file.tensors:
+        given[ROPE_FREQUENCIES] = _factors(file, ROPE_FREQUENCIES, keys)
     unread = {key: value for key, value in given.items() if key not in keys}
     _refuse_unserved_fields(file, prefix, unread, given.get("context_length"))
     config = {name: given[key] for key, name in _FIELDS.items() if key in given}
@@ -116,11 +118,15 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
         "dtype": _dtype(file),
         "eos_token_id": _eos_token_ids(file),
     }
+    if family in ENCODERS:
+        types = file.tensors.get("token_types.weight")
+        config["type_vocab_size"] = 0 if types is None else types.shape[0]
     if "use_qk_norm" in family.reads:  # the file has no key for it
         config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in file.tensors
     _check_head_dim(file, prefix, unread, config)
     config["rope_scaling"] = _rope_scaling(file, prefix, given, config)
-    return config | family.from_gguf({**given, "attention.key_length": config["head_dim"]})
+    of_file = {"attention.key_length": config["head_dim"], "vocab_size": config["vocab_size"], TENSORS: [*file.tensors]}
+    return config | family.from_gguf(given | of_file)
 
 
 def gguf_family(file: GgufFile) -> Family:
@@ -135,7 +141,9 @@ def gguf_family(file: GgufFile) -> Family:
         raise file.refusal(f"general.architecture={architecture!r} is not supported; supported are {', '.join(names)}")
     num_experts = file.metadata.get(f"{architecture}.expert_count", 0)
     has_experts = isinstance(num_experts, int) and num_experts > 0
-    return next((family for family in called_so if family.gguf_has_experts == has_experts), called_so[0])
+    gating = file.metadata.get(f"{architecture}.expert_gating_func")
+    fitting = [family for family in called_so if family.gguf_has_experts == has_experts] or called_so
+    return next((family for family in fitting if gating in family.gguf_gating), fitting[0])
 
 
 def _refuse_other_kinds(file: GgufFile) -> None:
@@ -216,7 +224,7 @@ def _rope_scaling(
     if "rope.scale_linear" in given:  # the spelling of old files
         kind = "linear"
         factor = given["rope.scale_linear"]
-    if ROPE_FACTORS in file.tensors:
+    if ROPE_FACTORS in file.tensors and ROPE_FREQUENCIES not in given:
         if kind != "none":
             raise file.refusal(f"{prefix}rope.scaling.type={kind!r} together with {ROPE_FACTORS} is not supported")
         return _llama3_rope(file, config)

@@ -9,7 +9,8 @@ from inflight.errors import UnsupportedModelError
 
 # The engine makes objects for each layer before it looks at the weights. A damaged number must not fill the memory with them.
 MOST_LAYERS = 10_000
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers")
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers", "depth")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class JsonFields:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             wanted = "a positive integer" if least else "an integer of at least 0"
             raise self.refusal(f"{name}={value!r} is not {wanted}")
-        if name in _LAYERS and value > MOST_LAYERS:
+        if name in (*_LAYERS, *_EXPERTS) and value > MOST_LAYERS:
             raise self.refusal(f"{name}={value!r} is more than {MOST_LAYERS}, which no model has")
         return value
 

@@ -7,9 +7,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-# What a norm of queries and keys covers: each head alone, or all heads of a token together.
+# What a norm of queries and keys covers: each head alone, or all heads of a token together. ROTATED_HEAD: each head alone,
+# after its rotation.
 HEAD = "head"
 WHOLE = "whole"
+ROTATED_HEAD = "rotated_head"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,10 @@ class RopeConfig:
     by the `long_factors` if requests may have more than `original_max_position_embeddings` tokens. In proportional, the pairs
     are (i, i + head_dim / 2) with the frequencies of a head that is rotated as a whole, but only the first rotary_dim / 2 of
     them are rotated.
+
+    With `mrope_section`, a token may have three positions: frame, row and column. So many frequencies are multiplied by each of
+    them: first those of the frame, then of the row, then of the column; or, if `mrope_interleaved` is set, the three take turns
+    (layers/mrope.py).
     """
 
     theta: float = 10000.0
@@ -43,6 +49,8 @@ class RopeConfig:
     truncate: bool = True
     factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    mrope_section: tuple[int, ...] = ()
+    mrope_interleaved: bool = False
 
 
 class MixerSpec(ABC):
@@ -54,7 +62,8 @@ class MixerSpec(ABC):
         kv_layer: the layer has no keys and values of its own, it reads those of this layer.
         reads: fields of config.json that change the result of most families' models, and that this kind takes into account.
         only_on_cpu: what to say, behind the name of the model, if the layer would be on a GPU. "": it may be there.
-        by_transformers_on_gpu: with `only_on_cpu`, whether transformers' code computes such a layer on GPUs.
+        by_transformers_on_gpu: whether transformers' code computes a model with such a layer on GPUs, if our own does not,
+            because of `only_on_cpu` of this layer or of another one.
         depends_on_chunks: whether results depend on how the scheduler has cut a prompt into pieces.
     """
 
@@ -95,8 +104,9 @@ class BaseAttentionSpec(MixerSpec):
     """What all kinds of attention have: for each token of a sequence they keep a row of each key/value head in the cache.
 
     `head_dim`: the size of such a row. `rope`: None if queries and keys are not rotated. `window`: the number of tokens that a
-    query may see, itself included; None: it may see all tokens before it. `scale` multiplies the scores; None: it is
-    1 / sqrt(head_dim).
+    query may see, itself included; None: it may see all tokens before it. `scale` multiplies the scores; None: it is 1 /
+    sqrt(head_dim). If `is_causal` is not set, a query also sees the tokens behind it, with a window those that are less than
+    `window` tokens away. All tokens of a sequence must then be computed in one step.
     """
 
     keeps_values: ClassVar[bool] = True  # whether the cache has rows of values beside those of keys
@@ -106,6 +116,7 @@ class BaseAttentionSpec(MixerSpec):
     head_dim: int
     rope: RopeConfig | None
     window: int | None = None
+    is_causal: bool = True
     scale: float | None = None
     qkv_bias: bool = False
     output_bias: bool = False
@@ -137,8 +148,8 @@ class BaseAttentionSpec(MixerSpec):
 class AttentionSpec(BaseAttentionSpec):
     """Attention with keys and values of each key/value head.
 
-    `soft_cap` c: a score s becomes c * tanh(s / c). `qk_norm`: what a norm of queries and of keys covers: HEAD, WHOLE (all
-    heads together), or None. `is_fused`: the checkpoint has one tensor `qkv_proj` for queries, keys and values. `has_gate`: the
+    `soft_cap` c: a score s becomes c * tanh(s / c). `qk_norm`: what a norm of queries and of keys covers: HEAD, WHOLE,
+    ROTATED_HEAD, or None. `is_fused`: the checkpoint has one tensor `qkv_proj` for queries, keys and values. `has_gate`: the
     output of each query head is multiplied by sigmoid(gate). The checkpoint's `q_proj` has the gates of each head behind its
     queries. `has_value_norm`: values get an RMSNorm without weights. `values_are_keys`: values are the keys before their norm
     and rotation. `has_sinks`: each query head has one more logit in its softmax, which belongs to no key and has no value.

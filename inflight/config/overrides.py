@@ -8,7 +8,7 @@ fields of their part for text in `text_config`. An override may use any spelling
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from inflight.config.parse_architecture import FIELDS_OUTSIDE
+from inflight.config.families.vision_family import FIELDS_OUTSIDE
 from inflight.config.parse_rope import SCALING_FIELDS
 from inflight.config.unknown_family import SIZE_NAMES
 from inflight.errors import UnsupportedModelError

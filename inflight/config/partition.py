@@ -36,6 +36,12 @@ def resolve_partition(text: str | None, architecture: ModelArchitecture, num_sta
             f"pipeline_parallel_size={num_stages}: all layers of {architecture.name} read the embeddings of the tokens, which "
             "only the first stage has; use 1 (and tensor_parallel_size for several ranks)"
         )
+    if architecture.vision is not None and architecture.vision.num_deepstack > partition[0]:
+        raise ConfigError(
+            f"pipeline_parallel_size={num_stages}: features of images are added behind the first "
+            f"{architecture.vision.num_deepstack} layers, so the first stage needs all of these, but the layers of the stages "
+            f"are {','.join(map(str, partition))}; use fewer stages, or give another pipeline_layer_partition"
+        )
     return partition
 
 

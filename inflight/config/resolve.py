@@ -33,8 +33,10 @@ from inflight.config.machine import Machine
 from inflight.config.partition import check_tensor_parallel_size, resolve_partition
 from inflight.config.ranks import ranks_of_node
 from inflight.config.reasoning import resolve_reasoning
+from inflight.config.resolve_pooler import generating
 from inflight.config.unknown_family import native_refusal
 from inflight.config.weight_format import GGUF
+from inflight.config.whole_prompts import with_whole_prompts
 from inflight.errors import ConfigError
 from inflight.hub import GGUF_SUFFIX
 from inflight.model_name import EMBEDDED
@@ -62,6 +64,7 @@ def resolve(
     Raises:
         ConfigError: an argument does not fit the model or the machine.
     """
+    args = with_whole_prompts(args, architecture)
     _check_fallback(args, folder, architecture)
     _check_layers(architecture, machine)
     check_tensor_parallel_size(args.tensor_parallel_size, architecture)
@@ -115,6 +118,7 @@ def resolve(
             generation_overrides=dict(args.override_generation_config or {}),
             config_overrides=dict(args.hf_overrides or {}),
             trust_remote_code=args.trust_remote_code,
+            pooler=architecture.pooler or generating(args),
         ),
         cache=cache,
         scheduler=scheduler,
@@ -144,7 +148,7 @@ def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchite
         lambda: _resolve_max_model_len(args, architecture),
         lambda: _resolve_load_format(args.load_format, folder),
         lambda: _resolve_parallel(args, architecture),
-        lambda: _resolve_scheduler(args, max_model_len, machine),
+        lambda: _resolve_scheduler(with_whole_prompts(args, architecture), max_model_len, machine),
         lambda: _check_device_state(args, max_model_len, machine),
         lambda: _resolve_depth(args),
         lambda: resolve_device(args, max(1, num_ranks // args.nnodes), machine, max_num_batched_tokens=1),

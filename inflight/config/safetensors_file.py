@@ -19,7 +19,11 @@ from inflight.model_advice import unfinished_download
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_OF_TEXT = {"model.language_model.": "model.", "language_model.": ""}
+# In models that also read images, names begin with one of these, or with what takes its place here. The names of the part for
+# text become those of a model for text alone.
+_WITH_IMAGES = {"model.language_model.": "model.", "language_model.": "", "model.text_model.": "model."} | {
+    name: f"model.{name}" for name in ("visual.", "vision_tower.", "multi_modal_projector.")
+}
 # A decoder that was saved without its head has names without this prefix.
 _PREFIX = "model."
 _IN_DECODER = ("embed_tokens.", "layers.", "norm.", "embedding_norm.")
@@ -136,11 +140,11 @@ def _read_index(file: Path) -> dict[str, str]:
 def model_name(stored_name: str, renames: Sequence[tuple[str, str]]) -> str:
     """The name that a tensor has in Inflight's own code. `renames`: see `ModelArchitecture`.
 
-    In a model that also reads images, the names of the part for text begin with one of `_OF_TEXT`. They get the names that they
-    have in a model for text alone. Names of a decoder without the prefix "model." get it.
+    In a model that also reads images, the names of the part for text become those of a model for text alone, and older names of
+    the other parts the newer ones. Names of a decoder without the prefix "model." get it.
     """
     name = stored_name
-    for prefix, other in _OF_TEXT.items():
+    for prefix, other in _WITH_IMAGES.items():
         if stored_name.startswith(prefix):
             name = other + stored_name.removeprefix(prefix)
             break

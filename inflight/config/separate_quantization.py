@@ -1,6 +1,7 @@
 """`with_separate_quantization`: config.json with the `quantization_config` that old tools wrote into a file of its own.
 
-AutoGPTQ wrote `quantize_config.json`, AutoAWQ `quant_config.json`, before they wrote `quantization_config` into config.json.
+AutoGPTQ wrote `quantize_config.json`, AutoAWQ `quant_config.json`, NVIDIA's ModelOpt `hf_quant_config.json`, before they wrote
+`quantization_config` into config.json.
 """
 
 from pathlib import Path
@@ -10,7 +11,7 @@ from inflight.errors import UnsupportedModelError
 from inflight.hub import read_json
 
 FILES = ("quantize_config.json", "quant_config.json")
-_MODEL_OPT = "hf_quant_config.json"  # of NVIDIA's ModelOpt; its formats (fp8, nvfp4) are not read
+_MODEL_OPT = "hf_quant_config.json"
 _FIELD = "quantization_config"
 _NAMES = {"w_bit": "bits", "q_group_size": "group_size"}  # AutoAWQ's name -> the name in config.json
 _OF_GPTQ = ("desc_act", "sym", "damp_percent")
@@ -26,9 +27,7 @@ def with_separate_quantization(config: dict[str, Any], folder: Path) -> dict[str
         UnsupportedModelError: a file names no method, or one that is not read, or contradicts config.json.
     """
     if config.get(_FIELD) is None and (folder / _MODEL_OPT).is_file():
-        raise UnsupportedModelError(
-            f"{folder / _MODEL_OPT}: quantization by ModelOpt is not supported; use the plain checkpoint that it was made from"
-        )
+        return {**config, _FIELD: _read_model_opt(folder / _MODEL_OPT)}
     for path in (folder / name for name in FILES):
         if not path.is_file():
             continue
@@ -39,6 +38,13 @@ def with_separate_quantization(config: dict[str, Any], folder: Path) -> dict[str
         elif isinstance(own, dict):
             _compare(path, found, own)
     return config
+
+
+def _read_model_opt(path: Path) -> dict[str, Any]:
+    fields = read_json(path).get("quantization")
+    if not isinstance(fields, dict):
+        raise UnsupportedModelError(f"{path} has no object quantization, which says how the weights are quantized")
+    return {"quant_method": "modelopt", **fields}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from inflight.config.architecture import TRANSFORMERS, GatedMlpSpec, LayerSpec, ModelArchitecture
 from inflight.config.families.family_fields import parse_dtype
+from inflight.config.families.vision_family import without_vision
 from inflight.config.gguf_config import in_terms_of_gguf
 from inflight.config.json_fields import JsonFields
 from inflight.config.mixers import AttentionSpec
@@ -36,9 +37,16 @@ _HEAD_DIM_MULTIPLE = 16  # shorter heads are padded, because the C++ attention k
 
 
 def describe_model(
-    config: Mapping[str, object], model_impl: str, *, gguf: Path | None = None, device: str = "cpu"
+    config: Mapping[str, object],
+    model_impl: str,
+    *,
+    gguf: Path | None = None,
+    device: str = "cpu",
+    language_model_only: bool = False,
 ) -> ModelArchitecture:
     """The model that a parsed config.json describes.
+
+    `language_model_only`: without its vision tower. A tower is also left out if the decoder cannot use it yet.
 
     `model_impl`: "inflight", "transformers", or "auto" for Inflight's own code if it supports the model on `device` ("cpu" or
     "cuda"), and transformers' code if it does not. `gguf`: the GGUF file that the fields were made from. Only Inflight's own
@@ -51,7 +59,7 @@ def describe_model(
     if not is_own:
         return _describe_unknown_family(config)
     try:
-        architecture = parse_architecture(config)
+        architecture = parse_architecture(config, language_model_only=language_model_only)
     except UnsupportedModelError as error:
         if gguf is not None:
             raise UnsupportedModelError(in_terms_of_gguf(str(error), gguf, config)) from error
@@ -64,6 +72,8 @@ def describe_model(
         except UnsupportedModelError:
             raise error from None
         return replace(found, not_native=str(error))
+    if architecture.vision is not None and architecture.vision.sees_both_directions:
+        architecture = without_vision(architecture)
     if model_impl == "inflight" or gguf is not None or device == "cpu":
         return architecture
     return _of_transformers_on_gpu(config, architecture)
@@ -71,14 +81,14 @@ def describe_model(
 
 def _of_transformers_on_gpu(config: Mapping[str, object], architecture: ModelArchitecture) -> ModelArchitecture:
     """The model as transformers' code computes it on GPUs, if Inflight's own code cannot and transformers' can."""
-    parts = [part for layer in architecture.layers for part in (layer.mixer, layer.mlp) if part.only_on_cpu]
-    if not any(part.by_transformers_on_gpu for part in parts):
+    parts = [part for layer in architecture.layers for part in (layer.mixer, layer.mlp)]
+    reason = next((part.only_on_cpu for part in parts if part.only_on_cpu), None)
+    if reason is None or not any(part.by_transformers_on_gpu for part in parts):
         return architecture
     try:
         found = _describe_unknown_family(config)
     except UnsupportedModelError:
         return architecture
-    reason = next(part.only_on_cpu for part in parts if part.by_transformers_on_gpu)
     return replace(found, not_native=f"{architecture.name} has {reason}")
 
 

@@ -40,10 +40,11 @@ STORED_QUANTIZATIONS = {
 GENERAL_FORMATS = {GPTQ_V2: GPTQ, COMPRESSED_FP8: COMPRESSED_TENSORS}
 
 _BITS = (4, 8)
+_MODEL_OPT_ALGORITHMS = ("fp8", "fp8_per_channel_per_token")  # one scale for a weight, or one for each row
 _READ = (
     "supported are gptq (4 and 8 bits), awq (4 bits, version gemm), compressed-tensors (pack-quantized and int-quantized, 4 "
-    "and 8 bits; float-quantized, 8 bits), fp8 (e4m3), fbgemm_fp8, mxfp4 and GGUF files; use one of these, or the plain "
-    "checkpoint that it was made from"
+    "and 8 bits; float-quantized, 8 bits), fp8 (e4m3), fbgemm_fp8, modelopt (FP8), mxfp4 and GGUF files; use one of these, or "
+    "the plain checkpoint that it was made from"
 )
 _MIXED = "mixed-precision"
 _FLOAT_FORMAT = "float-quantized"
@@ -73,6 +74,9 @@ def parse_weight_format(config: JsonFields) -> str:
         _check(fields, "fmt", ("e4m3",), default="e4m3")
         _check(fields, "scale_fmt", ("float", "ue8m0"), default="float")
         return FP8
+    if method == "modelopt":
+        _check(fields, "quant_algo", _MODEL_OPT_ALGORITHMS)
+        return FP8
     if method == "fbgemm_fp8":
         return FBGEMM_FP8
     if method == "mxfp4":
@@ -83,6 +87,11 @@ def parse_weight_format(config: JsonFields) -> str:
 def becomes_floats(weight_format: str) -> bool:
     """Whether all weights are floats in memory, unless they are quantized while they are read."""
     return weight_format == PLAIN or weight_format in _FP8_FORMATS
+
+
+def is_fp8(weight_format: str) -> bool:
+    """Whether linear weights are stored in fp8."""
+    return weight_format in _FP8_FORMATS
 
 
 def parse_weight_blocks(config: JsonFields) -> tuple[int, int] | None:

@@ -12,13 +12,14 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from inflight.config.architecture import ModelArchitecture
+from inflight.config.architecture import INFLIGHT, ModelArchitecture
+from inflight.config.experts import MANY_TOKENS
 from inflight.config.free_memory import available_bytes, is_limited
 from inflight.config.gguf_file import GgufTensor
 from inflight.config.gguf_parts import read_gguf
 from inflight.config.machine import Machine
 from inflight.config.safetensors_file import INDEX_FILE, StoredBytes, find_files, model_name, read_header
-from inflight.config.weight_format import becomes_floats
+from inflight.config.weight_format import becomes_floats, is_fp8
 from inflight.errors import CheckpointError, OutOfMemoryError
 
 _INT4_BYTES = 0.5  # bytes of a weight, without scales
@@ -95,12 +96,16 @@ def find_room(source: Path, architecture: ModelArchitecture, dtype: str, quantiz
         return Room(int(sum(_gguf_bytes(tensor, quantization) for tensor in read_gguf(source).tensors.values())), None)
     stored = _DTYPE_BYTES.get(architecture.dtype, 2)
     element = stored if dtype == "auto" else _DTYPE_BYTES.get(dtype, 2)
-    tensors = _tensors_of_decoder(source, architecture)
+    tensors = _tensors_of_model(source, architecture)
     if not tensors:
         if (total := _total_of_index(source)) is None:
             return None
-        # of a hub id only the small files are here; the index has the sum of the stored bytes
-        tensors = {"model.layers.": StoredBytes(source, "", (total // stored, 1), 0, total)}
+        # Of a hub id only the small files are here. The index has the sum of the stored bytes. In fp8 some weights have one
+        # byte and others two, so the sum does not say how many there are; then the specification does.
+        num_weights = total // stored
+        if is_fp8(architecture.weight_format):
+            num_weights = max(num_weights, min(total, _num_weights(architecture)))
+        tensors = {"model.layers.": StoredBytes(source, "", (num_weights, 1), 0, total)}
     if not becomes_floats(architecture.weight_format):
         return Room(int(0.9 * sum(tensor.stop - tensor.start for tensor in tensors.values())), None)
     plain = _num_bytes(tensors, element, element)
@@ -130,8 +135,8 @@ def _num_bytes(tensors: dict[str, StoredBytes], element: int, layer: float) -> i
     return int(total)
 
 
-def _tensors_of_decoder(folder: Path, architecture: ModelArchitecture) -> dict[str, StoredBytes]:
-    """The tensors that the engine loads, by their names; those of a part for images, for example, are left out. Empty if a file
+def _tensors_of_model(folder: Path, architecture: ModelArchitecture) -> dict[str, StoredBytes]:
+    """The tensors that the engine loads, by their names; those of a part for sounds, for example, are left out. Empty if a file
     with weights is missing or damaged: another check reports this."""
     with suppress(CheckpointError):
         named = [
@@ -140,15 +145,27 @@ def _tensors_of_decoder(folder: Path, architecture: ModelArchitecture) -> dict[s
             for name, tensor in read_header(file).items()
         ]
         is_tied = architecture.tie_word_embeddings
+        of_tower = () if architecture.vision is None else architecture.vision.prefixes
         return {
             name: tensor
             for name, tensor in named
-            if name.startswith(_OF_DECODER)
+            if name.startswith((*_OF_DECODER, *of_tower))
             and not (is_tied and name.startswith("lm_head."))
             and not name.startswith(architecture.unread)
             and not (becomes_floats(architecture.weight_format) and name.endswith(_FP8_SCALES))
         }
     return {}
+
+
+def _num_weights(architecture: ModelArchitecture) -> int:
+    """The fewest weights of a model on Inflight's own code: norms and some small projections are left out. 0 for other models,
+    whose layers are not known."""
+    if architecture.implementation != INFLIGHT:
+        return 0
+    features = sum(layer.mixer.num_features + layer.mlp.num_features_read(MANY_TOKENS) for layer in architecture.layers)
+    tables = architecture.vocab_size * (1 if architecture.tie_word_embeddings else 2)
+    of_tower = 0 if architecture.vision is None else architecture.vision.num_weights
+    return int((features + tables) * architecture.hidden_size) + of_tower
 
 
 def _total_of_index(folder: Path) -> int | None:

@@ -7,6 +7,7 @@ from inflight.entrypoints.anthropic import api as anthropic
 from inflight.entrypoints.http.api import Api, ErrorForm, plain_error
 from inflight.entrypoints.ollama import api as ollama
 from inflight.entrypoints.openai import api as openai
+from inflight.entrypoints.pooling_api import api as pooling_api
 from inflight.entrypoints.responses_api import api as responses_api
 
 APIS: dict[str, Api] = {
@@ -14,6 +15,7 @@ APIS: dict[str, Api] = {
     "responses": responses_api.API,
     "anthropic": anthropic.API,
     "ollama": ollama.API,
+    "pooling": pooling_api.API,
 }
 
 

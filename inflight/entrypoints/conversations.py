@@ -14,14 +14,16 @@ def as_conversations(given: object) -> list[Sequence[Message]]:
     """Make a list of conversations. Messages in a list are one conversation."""
     if isinstance(given, str):
         raise InvalidRequestError(
-            f"messages is a text; give messages: chat([{{'role': 'user', 'content': {given[:50]!r}}}])"
+            f"messages is a text; give messages: chat([{{'role': 'user', 'content': {given[:50]!r}}}])", "messages"
         )
     if isinstance(given, Mapping):
-        raise InvalidRequestError("messages is one message; give a list of messages: chat([message])")
+        raise InvalidRequestError("messages is one message; give a list of messages: chat([message])", "messages")
     if (entries := as_list(given)) is None:
-        raise InvalidRequestError(f"messages is a {type(given).__name__}, not a list of messages{advice(given)}")
+        raise InvalidRequestError(
+            f"messages is a {type(given).__name__}, not a list of messages{advice(given)}", "messages"
+        )
     if not entries:
-        raise InvalidRequestError("messages is empty; give at least one message")
+        raise InvalidRequestError("messages is empty; give at least one message", "messages")
     if isinstance(entries[0], Mapping):
         return [cast("Sequence[Message]", entries)]
     conversations = [as_list(entry) for entry in entries]
@@ -30,8 +32,9 @@ def as_conversations(given: object) -> list[Sequence[Message]]:
             kind = "text" if isinstance(entry, str) else type(entry).__name__
             raise InvalidRequestError(
                 f"messages[{index}] is a {kind}; give each conversation as a list of messages, such as "
-                "[{'role': 'user', 'content': text}]"
+                "[{'role': 'user', 'content': text}]",
+                f"messages[{index}]",
             )
         if not conversation:
-            raise InvalidRequestError(f"messages[{index}] is empty; give at least one message")
+            raise InvalidRequestError(f"messages[{index}] is empty; give at least one message", f"messages[{index}]")
     return cast("list[Sequence[Message]]", conversations)

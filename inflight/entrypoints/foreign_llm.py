@@ -16,17 +16,12 @@ from inflight.errors import InvalidRequestError, UnknownArgumentError, Unsupport
 
 logger = logging.getLogger(__name__)
 
-_POOLING = "the model only generates text and makes no embeddings or scores: use another server for them"
 _SLEEP = "the engine does not sleep, and its weights stay as they are: close this LLM and make a new one"
 _PROFILE = '`write_trace` shows what each step does; `collective_rpc("profile")` starts torch\'s profiler'
 
 # Methods of vLLM's `LLM` -> what to do instead.
 METHODS = {
-    "embed": _POOLING,
-    "encode": _POOLING,
-    "classify": _POOLING,
-    "score": _POOLING,
-    "reward": _POOLING,
+    "reward": "use `encode`, or `classify` with a model that has one class",
     "beam_search": "there is no beam search: use SamplingParams(n=...), and rank the completions by cumulative_logprob",
     "sleep": _SLEEP,
     "wake_up": _SLEEP,
@@ -43,7 +38,6 @@ METHODS = {
 _NO_EFFECT = {
     "disable_log_stats": "`LLM` logs no statistics",
     "disable_async_output_proc": "async_scheduling=False plans each step after the one before it",
-    "mm_processor_kwargs": "models take text only",
 }
 
 # Arguments that `generate` and `chat` have.
@@ -59,7 +53,7 @@ _ARGUMENTS = {
     "guided_options_request": "give SamplingParams(structured_outputs=StructuredOutputsParams(...))",
     "tool_choice": 'use StructuredOutputsParams, or tools with "strict": True',
     "tokenization_kwargs": "give token ids as prompts, if the tokenizer shall work in another way",
-    "mm_processor_kwargs": "models take text only",
+    "mm_processor_kwargs": "give it in the dictionary of a prompt, or to `LLM`",
     "prompt_adapter_request": "there are no prompt adapters",
     "system": 'give it as the first message: {"role": "system", "content": ...}',
 }

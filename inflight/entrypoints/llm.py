@@ -1,4 +1,4 @@
-"""`LLM`: generates text for many prompts at once, without a server. Most Python users start with this class.
+"""`LLM`: generates text, or makes vectors, for many prompts at once, without a server. Most Python users start with this class.
 
 Each call of `generate` or `chat` runs the engine in a thread of its own. Python raises KeyboardInterrupt, and the exceptions of
 other signal handlers, only in the main thread. So they never interrupt the engine in the middle of a step. If a call is
@@ -6,7 +6,6 @@ interrupted, its thread ends the requests of this call after the present step.
 """
 
 import itertools
-import json
 import logging
 import os
 import threading
@@ -14,7 +13,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn, Self, Unpack, cast
 
@@ -22,21 +20,21 @@ from tqdm.auto import tqdm
 
 from inflight import foreign_variables
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.core.chrome_trace import chrome_trace
-from inflight.engine.core.step_figures import StepFigures, step_figures
 from inflight.engine.request.chats import ChatOptions
-from inflight.engine.request.input_processor import RequestOptions
+from inflight.engine.request.processed import RequestOptions
 from inflight.engine.request.prompt import Prompt
 from inflight.entrypoints.conversations import Message, as_conversations
 from inflight.entrypoints.foreign_llm import missing_attribute, own_arguments, refuse_others
+from inflight.entrypoints.insight_methods import InsightMethods
 from inflight.entrypoints.llm_arguments import as_prompts, one_each, one_of, priorities
 from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.entrypoints.offline_engine import OfflineEngine
+from inflight.entrypoints.pooling_methods import PoolingMethods
 from inflight.errors import ConfigError
 from inflight.outputs import RequestOutput
+from inflight.pooling_params import Params
 from inflight.processes.object_end import call_in_forks
 from inflight.sampling_params import SamplingParams
-from inflight.timeline import Event
 from inflight.tokenizer.user_tokenizer import UserTokenizer
 
 logger = logging.getLogger(__name__)
@@ -44,7 +42,7 @@ logger = logging.getLogger(__name__)
 NO_TIME_LIMITS = {"target_inter_token_latency": "none", "max_step_time": "none"}
 
 
-class LLM:
+class LLM(PoolingMethods, InsightMethods):
     """A model that is ready to generate text. `close`, the end of a `with` block, or `del llm` ends it.
 
         with LLM("path/to/model") as llm:
@@ -102,7 +100,7 @@ class LLM:
         Args:
             prompts: one prompt or several, in a list, a generator, or a column of another library (a pandas Series, a numpy
                 array). A prompt is a string, a list of token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`. The two
-                dictionaries may also have a "cache_salt".
+                dictionaries may also have a "cache_salt", and images: "multi_modal_data": {"image": image or list}.
             sampling_params: one for all prompts, or one for each prompt. None means the model's defaults.
             use_tqdm: show a progress bar.
             priority: one number for each prompt, for scheduling_policy="priority". Lower numbers are served first.
@@ -119,7 +117,7 @@ class LLM:
         if others:
             refuse_others("generate", others, ())
         given = as_prompts(prompts)
-        params = one_each(sampling_params, len(given))
+        params = one_each(sampling_params, len(given), SamplingParams, "sampling_params")
         options = [RequestOptions(priority=each) for each in priorities(priority, len(given))]
         outputs = self._run("prompts", given, params, options, use_tqdm)
         self._hint_at_chat(outputs)
@@ -138,7 +136,7 @@ class LLM:
 
         Args:
             messages: a conversation `[{"role": "user", "content": "..."}, ...]`, or several, in a list, a generator or a
-                column of another library.
+                column of another library. docs/multimodal.md says how a content has images.
             tools: functions that the model may call, as JSON schemas. If a tool has `"strict": True`, the model can call only
                 tools of this list, and the arguments of a call to a strict tool satisfy the tool's `parameters`.
             add_generation_prompt: whether the prompt ends with the beginning of an assistant's message; True by default.
@@ -157,9 +155,12 @@ class LLM:
         prompts: list[Prompt] = []
         for index, conversation in enumerate(conversations):
             with one_of("messages", index, count):
-                prompts.append(self._engine.render_chat(conversation, **chat_options))
+                prompts.append(self._engine.chat_prompt(conversation, **chat_options))
         tools = chat_options.get("tools")
-        params = [self._engine.with_strict_tools(each, tools) for each in one_each(sampling_params, count)]
+        params = [
+            self._engine.with_strict_tools(each, tools)
+            for each in one_each(sampling_params, count, SamplingParams, "sampling_params")
+        ]
         thinks_first = not chat_options.get("continue_final_message", False)
         options = [
             RequestOptions(add_special_tokens=False, thinks_first=thinks_first, priority=each)
@@ -209,31 +210,6 @@ class LLM:
         with self._turn:
             self._engine.reset_prefix_cache(reset_connector=reset_connector)
 
-    def collective_rpc(
-        self,
-        method: str,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> list[Any]:
-        """Call a method of every worker. Returns the results, one for each rank."""
-        with self._turn:
-            return self.llm_engine.core.collective_rpc(method, args, kwargs, timeout=timeout)
-
-    def timeline_events(self) -> dict[str, list[Event]]:
-        """The phases of the last steps, with their times, for "engine" and the ranks of this machine ("rank 0", ...)."""
-        with self._turn:
-            return self.llm_engine.timeline_events()
-
-    def write_trace(self, path: str | Path) -> None:
-        """Write `timeline_events` as a Chrome trace (JSON), for https://ui.perfetto.dev or chrome://tracing."""
-        Path(path).write_text(json.dumps(chrome_trace(self.timeline_events())) + "\n", encoding="utf-8")
-
-    def step_figures(self) -> StepFigures:
-        """For the last steps: how long the devices were idle, and the share of the host's work that ran while they computed."""
-        return step_figures(self.timeline_events())
-
     def close(self) -> None:
         """Stop the workers, and free the memory that they use. Idempotent."""
         self._engine.close()
@@ -269,7 +245,7 @@ class LLM:
         self,
         argument: str,
         prompts: Sequence[Prompt],
-        params: Sequence[SamplingParams | None],
+        params: Sequence[Params | None],
         options: Sequence[RequestOptions],
         use_tqdm: bool,
     ) -> list[RequestOutput]:
@@ -307,7 +283,7 @@ class _Call(threading.Thread):
         self,
         engine: OfflineEngine,
         turn: threading.Lock,
-        requests: Sequence[tuple[str, Prompt, SamplingParams | None, RequestOptions]],
+        requests: Sequence[tuple[str, Prompt, Params | None, RequestOptions]],
         argument: str = "prompts",
     ) -> None:
         """

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
-from typing import cast
+from typing import TypeVar, cast
 
 from inflight.engine.request.prompt import Prompt, as_list
 from inflight.errors import InvalidRequestError, put_place_before
-from inflight.sampling_params import SamplingParams
+
+Given = TypeVar("Given")
 
 
 def as_prompts(given: object) -> list[Prompt]:
@@ -16,7 +17,7 @@ def as_prompts(given: object) -> list[Prompt]:
         return [cast("Prompt", given)]
     if (prompts := as_list(given)) is None:
         raise InvalidRequestError(
-            f"prompts must be a prompt or a list of prompts, not a {type(given).__name__}{advice(given)}"
+            f"prompts must be a prompt or a list of prompts, not a {type(given).__name__}{advice(given)}", "prompts"
         )
     if prompts and isinstance(prompts[0], Integral):
         return [cast("Prompt", prompts)]
@@ -30,35 +31,37 @@ def priorities(given: Sequence[int] | None, count: int) -> Sequence[int]:
 def _checked_priorities(given: Sequence[int], count: int) -> Sequence[int]:
     numbers = as_list(given)
     if numbers is None:
-        raise InvalidRequestError(f"priority={given!r} is not a list; give one number for each prompt")
+        raise InvalidRequestError(f"priority={given!r} is not a list; give one number for each prompt", "priority")
     if len(numbers) != count:
         raise InvalidRequestError(
-            f"priority has {len(numbers)} numbers for {count} prompts; give one number for each prompt"
+            f"priority has {len(numbers)} numbers for {count} prompts; give one number for each prompt", "priority"
         )
     for index, number in enumerate(numbers):
         if isinstance(number, bool) or not isinstance(number, Integral):
-            raise InvalidRequestError(f"priority[{index}]={number!r} is not an integer")
+            raise InvalidRequestError(f"priority[{index}]={number!r} is not an integer", f"priority[{index}]")
     return [int(cast("int", number)) for number in numbers]
 
 
-def one_each(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams | None]:
-    if given is None or isinstance(given, SamplingParams):
+def one_each(
+    given: Given | Sequence[Given] | None, count: int, kind: type[Given], argument: str
+) -> Sequence[Given | None]:
+    """`given`: one object of the class `kind` for all prompts, or one for each of the `count` prompts. `argument`: its name."""
+    if given is None or isinstance(given, kind):
         return [given] * count
+    name = kind.__name__
     params = as_list(given)
     if params is None:
-        raise InvalidRequestError(
-            f"sampling_params is a {type(given).__name__}; give SamplingParams, or a list of them"
-        )
+        raise InvalidRequestError(f"{argument} is a {type(given).__name__}; give {name}, or a list of them", argument)
     for index, each in enumerate(params):
-        if not isinstance(each, SamplingParams | None):
-            raise InvalidRequestError(
-                f"sampling_params[{index}] is a {type(each).__name__}; give only SamplingParams or None"
-            )
+        if not isinstance(each, kind | None):
+            place = f"{argument}[{index}]"
+            raise InvalidRequestError(f"{place} is a {type(each).__name__}; give only {name} or None", place)
     if len(params) != count:
         raise InvalidRequestError(
-            f"there are {len(params)} sampling_params for {count} prompts; give one for all, or one for each prompt"
+            f"there are {len(params)} {argument} for {count} prompts; give one for all, or one for each prompt",
+            argument,
         )
-    return cast("Sequence[SamplingParams | None]", params)
+    return cast("Sequence[Given | None]", params)
 
 
 @contextmanager

@@ -12,9 +12,10 @@ from inflight.config.engine_args import EngineArgs
 from inflight.config.openmp import placement_hidden
 from inflight.engine.core.engine_core import EngineCore
 from inflight.engine.core.step_figures import ENGINE
-from inflight.engine.request.input_processor import InputProcessor, RequestOptions
+from inflight.engine.request.input_processor import InputProcessor
 from inflight.engine.request.model_info import make_input_processor
 from inflight.engine.request.output_processor import OutputProcessor
+from inflight.engine.request.processed import RequestOptions
 from inflight.engine.request.prompt import Prompt
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.engine.start.make_core import make_core
@@ -23,8 +24,8 @@ from inflight.entrypoints.offline_engine import OfflineEngine
 from inflight.errors import ConfigError, EngineClosedError
 from inflight.executor.executor import Executor
 from inflight.outputs import RequestOutput
+from inflight.pooling_params import Params
 from inflight.processes.object_end import close_with, run_to_end
-from inflight.sampling_params import SamplingParams
 from inflight.timeline import Event
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class LLMEngine(OfflineEngine):
         self,
         request_id: str,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: Params | None = None,
         *,
         kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY,
         **options: Unpack[RequestOptions],
@@ -139,6 +140,7 @@ class LLMEngine(OfflineEngine):
 
     def close(self) -> None:
         run_to_end(self.core.close)
+        self._input_processor.images.close()
         self._keep_open()
 
     def _check_open(self) -> None:

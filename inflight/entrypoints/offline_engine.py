@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 from inflight.engine.request.chats import ChatOptions
-from inflight.engine.request.input_processor import InputProcessor, RequestOptions
+from inflight.engine.request.input_processor import InputProcessor
+from inflight.engine.request.processed import RequestOptions
 from inflight.engine.request.prompt import Prompt
 from inflight.entrypoints.assistant_message import assistant_message
 from inflight.entrypoints.written_answer import REASONING_FIELDS
 from inflight.errors import InvalidRequestError
 from inflight.outputs import RequestOutput
+from inflight.pooling_params import Params
 from inflight.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,7 @@ class OfflineEngine(ABC):
         tokenizer: None if skip_tokenizer_init=True.
         chat_template: None if skip_tokenizer_init=True.
         has_chat_template: whether a chat needs no template of its own.
+        model_config: the model, resolved.
         default_params: used for a request without `SamplingParams`.
     """
 
@@ -35,6 +38,7 @@ class OfflineEngine(ABC):
         self.default_params = input_processor.default_params
         template = self.chat_template
         self.has_chat_template = template is not None and template.default_source is not None
+        self.model_config = input_processor.config.model
         self._input_processor = input_processor
         self._logged_unenforced: set[str] = set()
 
@@ -43,6 +47,15 @@ class OfflineEngine(ABC):
         """Render a conversation with the model's chat template, and return the token ids of the prompt."""
         text = self._input_processor.chats.render_text(messages, **options)
         return self._input_processor.encode(text, add_special_tokens=False)
+
+    # Any: JSON, and images
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> Prompt:
+        """Render a conversation, which may have images, with the model's chat template. The prompt is for a request with
+        add_special_tokens=False."""
+        prompt = self._input_processor.chats.prompt(messages, **options)
+        if "multi_modal_data" in prompt:
+            return prompt
+        return {"prompt_token_ids": self._input_processor.encode(prompt["prompt"], add_special_tokens=False)}
 
     def with_strict_tools(
         self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None
@@ -66,16 +79,16 @@ class OfflineEngine(ABC):
         parsers = self._input_processor.chats.parsers
         return assistant_message(completion, output.prompt_token_ids, self.tokenizer, parsers, tools, reasoning_field)
 
-    def _log_unenforced(self, places: Iterable[str]) -> None:
+    def _log_unenforced(self, places: Iterable[object]) -> None:
         """Log each place only once, because the requests of a batch usually have the same schema."""
-        for place in places:
+        for place in map(str, places):
             if place not in self._logged_unenforced and len(self._logged_unenforced) < MAX_UNENFORCED_LINES:
                 self._logged_unenforced.add(place)
                 logger.warning("%s: the grammar library cannot enforce this part, so it is ignored", place)
 
     @abstractmethod
     def add_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self, request_id: str, prompt: Prompt, params: Params | None = None, **options: Unpack[RequestOptions]
     ) -> None:
         """Queue a request. Calls of `step` compute it. `InputProcessor.process` describes the arguments.
 

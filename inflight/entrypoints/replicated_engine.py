@@ -12,7 +12,7 @@ from queue import Empty, Queue
 from typing import Any, TypeVar, Unpack
 
 from inflight.config.engine_args import EngineArgs
-from inflight.engine.request.input_processor import ProcessedRequest, RequestOptions
+from inflight.engine.request.processed import ProcessedRequest, RequestOptions
 from inflight.engine.request.prompt import Prompt
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.engine.serving.async_llm import AsyncLLM
@@ -20,9 +20,9 @@ from inflight.engine.serving.output_stream import OutputStream
 from inflight.entrypoints.offline_engine import OfflineEngine
 from inflight.errors import EngineClosedError
 from inflight.outputs import RequestOutput
+from inflight.pooling_params import Params
 from inflight.processes.io_thread import IoThread
 from inflight.processes.object_end import close_with, run_to_end
-from inflight.sampling_params import SamplingParams
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class ReplicatedEngine(OfflineEngine):
             raise EngineClosedError("the engine was closed, or belongs to another process; make a new one") from None
 
     def add_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self, request_id: str, prompt: Prompt, params: Params | None = None, **options: Unpack[RequestOptions]
     ) -> None:
         self._added.append(self._input_processor.process(request_id, prompt, params, **options))
         self._log_unenforced(self._added[-1].unenforced)

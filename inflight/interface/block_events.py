@@ -6,17 +6,23 @@
     "token_ids", "block_size"       the tokens of all these blocks, and how many each has
     "medium"                        always "GPU", which means the memory that the model computes with
     "lora_id", "lora_name"          always None
+    "extra_keys"                    for each block: what its name depends on beside its tokens: the SHA-256 of each image that
+                                    has tokens in it, and where the image begins, counted from the block's first token; or
+                                    None if there are no images
 {"type": "BlockRemoved", ...}       blocks left the cache: "block_hashes", "medium"
 {"type": "AllBlocksCleared"}        the cache is empty
 """
 
 from collections.abc import Sequence
 
-BlockEvent = dict[str, str | int | list[int] | None]
+ExtraKey = list[str | int]
+BlockEvent = dict[str, str | int | list[int] | list[list[ExtraKey] | None] | None]
 CLEARED: BlockEvent = {"type": "AllBlocksCleared"}
 
 
-def blocks_stored(number: int, parent: int | None, token_ids: list[int]) -> BlockEvent:
+def blocks_stored(
+    number: int, parent: int | None, token_ids: list[int], extra_keys: Sequence[ExtraKey] = ()
+) -> BlockEvent:
     """One block joined the cache."""
     event: BlockEvent = {"type": "BlockStored", "block_hashes": [number], "parent_block_hash": parent}
     return {
@@ -26,6 +32,7 @@ def blocks_stored(number: int, parent: int | None, token_ids: list[int]) -> Bloc
         "lora_id": None,
         "medium": "GPU",
         "lora_name": None,
+        "extra_keys": [list(extra_keys) or None],
     }
 
 

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from inflight.config.architecture import MlpSpec
 from inflight.config.mixers import MIXER_KINDS, MixerSpec
 from inflight.config.mlp_kinds import MLP_KINDS
+from inflight.config.vision import VISION_KINDS, VisionSpec
 from inflight.errors import CodecError
 from inflight.interface.framing import ByteArray, Frame
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
@@ -54,6 +55,7 @@ _ARRAY = 1  # the code of arrays among MessagePack's extensions
 _UNIONS: Mapping[object, Mapping[str, type]] = {
     MixerSpec: MIXER_KINDS,
     MlpSpec: MLP_KINDS,
+    VisionSpec: VISION_KINDS,
     RequestPart: PART_KINDS,
     PartResult: RESULT_KINDS,
 }

@@ -7,17 +7,27 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from inflight.config.engine import ModelConfig
 from inflight.errors import InvalidRequestError
+from inflight.interface.images import ImagesPart
 from inflight.interface.parts import PartResult, RequestPart
+from inflight.interface.pooling import PoolingPart, PoolingResult
 from inflight.interface.prompt_logprobs import PromptLogprobsPart, PromptLogprobsResult
+from inflight.interface.token_types import TokenTypesPart
+from inflight.pooling_params import PoolingParams
 from inflight.sampling_params import SamplingParams
 
-PART_KINDS: dict[str, type[RequestPart]] = {each.kind: each for each in (PromptLogprobsPart,)}
-RESULT_KINDS: dict[str, type[PartResult]] = {each.kind: each for each in (PromptLogprobsResult,)}
+PART_KINDS: dict[str, type[RequestPart]] = {
+    each.kind: each for each in (PromptLogprobsPart, PoolingPart, TokenTypesPart, ImagesPart)
+}
+RESULT_KINDS: dict[str, type[PartResult]] = {each.kind: each for each in (PromptLogprobsResult, PoolingResult)}
 # a sampling parameter -> the part that a request has if the parameter is not None. Any: the type of the parameter
 PARTS_OF_PARAMETERS: Mapping[str, Callable[[Any], RequestPart]] = {
     "prompt_logprobs": lambda count: PromptLogprobsPart(num_logprobs=count)
 }
+
+# the parameters of a request that draws nothing -> the part that it has, for this model. Any: the class of the parameters
+PARTS_OF_PROMPTS: Mapping[type, Callable[[Any, ModelConfig], RequestPart]] = {PoolingParams: PoolingPart.of}
 
 
 def parts_of(params: SamplingParams, given: Sequence[RequestPart]) -> tuple[RequestPart, ...]:

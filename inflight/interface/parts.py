@@ -9,7 +9,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Self
+
+
+class Content(NamedTuple):
+    """What the tokens [start, stop) of a prompt stand for, beside their ids: `digest`, 32 bytes, is a hash of it. The keys and
+    values of these tokens and of all later ones depend on it."""
+
+    start: int
+    stop: int
+    digest: bytes
+
+    def is_in(self, start: int, size: int) -> bool:
+        """Whether some of the tokens are among [start, start + size)."""
+        return self.start < start + size and self.stop > start
 
 
 class RequestPart(ABC):
@@ -31,6 +45,20 @@ class RequestPart(ABC):
         tokens behind it are computed, too. None: the part does not ask for any token."""
         return None
 
+    @property
+    def contents(self) -> tuple[Content, ...]:
+        """What some tokens of the prompt stand for, in the order of their positions. The names of cached blocks tell it."""
+        return ()
+
+    @property
+    def rope_delta(self) -> int:
+        """What is added to the place of a token behind the prompt to get its position for rotary embeddings."""
+        return 0
+
+    def for_ranks(self) -> RequestPart:
+        """The part as the ranks get it with its request."""
+        return self
+
     def after(self, result: PartResult) -> RequestPart:
         """The part as it is when `result` has been received. It replaces the part if the request is sent again: after a
         preemption, and to another engine core after a fault."""
@@ -39,6 +67,21 @@ class RequestPart(ABC):
     def cost(self, start: int, stop: int) -> int:
         """What a step spends on the part if it computes the prompt tokens [start, stop). It grows with `stop`."""
         return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderInput:
+    """The step computes the next `num_slices` slices of the vision tower's layers for an image. The last of them give the
+    embeddings.
+
+    Attributes:
+        digest: of the image (interface/images.py).
+        part: has only this image, with its pixels; None if an earlier step has begun with it.
+    """
+
+    digest: bytes
+    num_slices: int
+    part: RequestPart | None = None
 
 
 class PartResult(ABC):
@@ -58,6 +101,17 @@ class PartResult(ABC):
     def pieces(self, max_size: int) -> Iterator[PartResult]:
         """Divides the result, so that the front end can do other work in between. The pieces have about `max_size`."""
         yield self
+
+
+def contents_of(parts: Sequence[RequestPart]) -> tuple[Content, ...]:
+    """The contents of all parts, in the order of their positions."""
+    return tuple(sorted(content for part in parts for content in part.contents))
+
+
+def contents_of_block(contents: Sequence[Content], start: int, size: int) -> bytes:
+    """What the name of the block with the tokens [start, start + size) tells of contents."""
+    found = (content for content in contents if content.is_in(start, size))
+    return b"".join(content.digest + (content.start - start).to_bytes(8, "little", signed=True) for content in found)
 
 
 def after_results(parts: tuple[RequestPart, ...], results: Sequence[PartResult]) -> tuple[RequestPart, ...]:

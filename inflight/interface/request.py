@@ -67,7 +67,8 @@ class ResolvedSampling:
         params: the parameters as the user gave them.
         seed: 64 bits. A draw depends on the logits, the parameters, the seed and the position. With n > 1 each sequence has
             its own seed.
-        max_tokens: after this number of emitted tokens the request ends. At least 1.
+        max_tokens: after this number of emitted tokens the request ends. 0: nothing is drawn, and the request ends when its
+            prompt is computed (pooling).
         stop_token_ids: tokens that end the request: the `eos_token_ids` and the user's stop tokens. They cannot be drawn before
             `min_tokens` tokens are emitted.
         eos_token_ids: the model's end tokens (none with ignore_eos). If one ends the request, `stop_reason` is None.
@@ -170,8 +171,8 @@ class EngineCoreOutput:
 
     `parts` are results of the request's parts. `stop_reason` is the user's stop token that ended the request; None if something
     else ended it. `queue_seconds` is the time from the arrival at the core to the first step. It is no point in time, because
-    the front end may be on another machine, which has another clock. `error` says why the request failed, and `error_kind` what
-    the cause is.
+    the front end may be on another machine, which has another clock. `error` says why the request failed, `error_kind` what
+    the cause is, and `error_param` which parameter is wrong, if it is known (`InvalidRequestError.param`).
     """
 
     request_id: str
@@ -184,3 +185,4 @@ class EngineCoreOutput:
     queue_seconds: float = 0.0
     error: str = ""
     error_kind: ErrorKind = ErrorKind.REQUEST
+    error_param: str = ""

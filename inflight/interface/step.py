@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from inflight.interface.parts import PartResult, RequestPart
+from inflight.interface.parts import EncoderInput, PartResult, RequestPart
 from inflight.interface.request import Int32Array, LogprobsColumns, ResolvedSampling
 
 
@@ -84,6 +84,9 @@ class SchedulerOutput:
     block_table_deltas: tuple[BlockTableDelta, ...]  # one per KV group
     max_draft_tokens: Int32Array = field(default_factory=_empty)  # [num_rows]; -1: no drafts; empty: no row has drafts
     grammar_rows: Int32Array = field(default_factory=_empty)  # ascending; rows that draw under a mask
+    # before its rows, the step forgets the embeddings of images that it does not need any more, and computes some of others
+    encoder_evictions: tuple[bytes, ...] = ()  # the digests of these images
+    encoder_inputs: tuple[EncoderInput, ...] = ()
     forced_tokens: TokenDelta | None = None  # the worker writes them into its batch before it computes the rows
 
     @property

@@ -9,15 +9,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from inflight.config.experts import HIGHEST, SOFTMAX, MoeSpec, RouterSpec
+from inflight.config.experts import HIGHEST, SOFTMAX, SPARSE_MIXER, MoeSpec, RouterSpec
 
 
-def choose_experts(logits: Tensor, spec: MoeSpec, choice_bias: Tensor | None = None) -> Tensor:
+def choose_experts(
+    logits: Tensor, spec: MoeSpec, choice_bias: Tensor | None = None, expert_scale: Tensor | None = None
+) -> Tensor:
     """
     Args:
         logits: float32 [num_tokens, num_experts], what the router gives each expert. With `has_shared_gate` there is one more
             number, for the shared expert.
-        choice_bias: float32 [num_experts], if the router has one.
+        choice_bias, expert_scale: float32 [num_experts], if the router has them.
 
     Returns:
         The choices. The expert with the highest score for the choice comes first; of two experts with the same score the one
@@ -29,7 +31,7 @@ def choose_experts(logits: Tensor, spec: MoeSpec, choice_bias: Tensor | None = N
         scores = scores + choice_bias
     if spec.router.num_groups > 1:
         scores = _scores_in_best_groups(scores, spec.router)
-    return weigh(logits, _highest(scores, spec.router.top_k), spec)
+    return weigh(logits, _highest(scores, spec.router.top_k), spec, expert_scale)
 
 
 def _highest(scores: Tensor, count: int) -> Tensor:
@@ -39,7 +41,7 @@ def _highest(scores: Tensor, count: int) -> Tensor:
 
 def _scores_in_best_groups(scores: Tensor, router: RouterSpec) -> Tensor:
     """The scores of the experts in the chosen groups. Those of the others are minus infinity."""
-    groups = scores.view(len(scores), router.num_groups, -1)
+    groups = scores.view(len(scores), router.num_groups, scores.shape[1] // router.num_groups)  # there may be no token
     of_group = groups.amax(-1) if router.group_scoring == HIGHEST else groups.topk(2).values.sum(-1)
     is_chosen = torch.zeros_like(of_group, dtype=torch.bool)
     is_chosen.scatter_(1, _highest(of_group, router.top_groups), True)
@@ -49,20 +51,38 @@ def _scores_in_best_groups(scores: Tensor, router: RouterSpec) -> Tensor:
 def scores_of(logits: Tensor, spec: MoeSpec) -> Tensor:
     """The scores of the experts, float32 [num_tokens, num_experts]."""
     routed = logits[:, : spec.num_experts]
+    if spec.router.scoring == SPARSE_MIXER:
+        return routed
     return routed.softmax(-1) if spec.router.scoring == SOFTMAX else routed.sigmoid()
 
 
-def weigh(logits: Tensor, chosen: Tensor, spec: MoeSpec) -> Tensor:
-    """The choices, if the experts `chosen`, int64 [num_tokens, top_k], are chosen."""
-    weights = scores_of(logits, spec).gather(-1, chosen)
+def weigh(logits: Tensor, chosen: Tensor, spec: MoeSpec, expert_scale: Tensor | None = None) -> Tensor:
+    """The choices, if the experts `chosen`, int64 [num_tokens, top_k], are chosen. `expert_scale`: as in `choose_experts`."""
+    scores = scores_of(logits, spec)
+    is_mixer = spec.router.scoring == SPARSE_MIXER
+    weights = _mixer_weights(scores, chosen, spec.router.jitter) if is_mixer else scores.gather(-1, chosen)
     if spec.router.renormalizes:
         weights = weights / (weights.sum(-1, keepdim=True) + spec.router.sum_offset)
     weights = weights * spec.router.scale
+    if expert_scale is not None:
+        weights = weights * expert_scale[chosen]
     if spec.shared_size:
         gate = logits[:, spec.num_experts :].sigmoid() if spec.has_shared_gate else torch.ones_like(weights[:, :1])
         chosen = torch.cat([chosen, torch.full_like(chosen[:, :1], spec.num_experts)], dim=1)
         weights = torch.cat([weights, gate], dim=1)
     return torch.stack((chosen.to(torch.int32), weights.contiguous().view(torch.int32)), dim=-1)
+
+
+def _mixer_weights(logits: Tensor, chosen: Tensor, jitter: float) -> Tensor:
+    """See SPARSE_MIXER in `RouterSpec`. [num_tokens, top_k]"""
+    left, weights = logits.clone(), []
+    for place in range(chosen.shape[1]):
+        highest = left.amax(-1, keepdim=True)
+        is_far = (highest - logits) / logits.abs().maximum(highest) > 2 * jitter
+        expert = chosen[:, place : place + 1]
+        weights.append(left.masked_fill(is_far, -torch.inf).softmax(-1).gather(-1, expert))
+        left.scatter_(-1, expert, -torch.inf)
+    return torch.cat(weights, dim=1)
 
 
 def compute_experts(hidden: Tensor, choices: Tensor, compute: Callable[[int, Tensor], Tensor]) -> Tensor:

@@ -7,17 +7,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inflight.config.architecture import GELU_TANH, SIGMOID, SILU, SWIGLU_OAI
+from inflight.config.architecture import GELU, GELU_TANH, RELU, SIGMOID, SILU, SWIGLU_OAI
 from inflight.kernels.swiglu_oai import swiglu_oai
 
-# As in kernels.h and in the Triton kernels, which know the first three. 0: there is no gate.
-GATE_CODES = {None: 0, SILU: 1, GELU_TANH: 2, SIGMOID: 3, SWIGLU_OAI: 4}
+# As in kernels.h and in the Triton kernels. 0: there is no gate.
+GATE_CODES = {None: 0, SILU: 1, GELU_TANH: 2, SIGMOID: 3, SWIGLU_OAI: 4, GELU: 5, RELU: 6}
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     SILU: F.silu,
     GELU_TANH: partial(F.gelu, approximate="tanh"),
     SIGMOID: torch.sigmoid,
+    GELU: F.gelu,
+    RELU: torch.relu,
 }
-MLP_GATES = (SILU, GELU_TANH, SWIGLU_OAI)  # those of `multiply_gate`
+MLP_GATES = (SILU, GELU_TANH, SWIGLU_OAI, GELU)  # those of `multiply_gate`
 
 
 def multiply_gate(features: Tensor, gate: str) -> Tensor:

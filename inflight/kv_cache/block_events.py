@@ -1,6 +1,6 @@
 """`BlockEvents`: which blocks have joined the prefix cache, with their tokens, and which have left it, since the last call."""
 
-from inflight.interface.block_events import CLEARED, BlockEvent, blocks_removed, blocks_stored
+from inflight.interface.block_events import CLEARED, BlockEvent, ExtraKey, blocks_removed, blocks_stored
 from inflight.interface.request import Int32Array
 from inflight.kv_cache.cached_names import CachedNames
 from inflight.kv_cache.request_blocks import RequestBlocks
@@ -33,13 +33,16 @@ class BlockEvents:
         tokens from position `first_token` on."""
         new = self._follow()
         names = blocks.hashes
-        for index in range(start, stop) if new and blocks.root == self._unsalted_root else ():
+        for index in range(start, stop) if new and blocks.root.name == self._unsalted_root else ():
             if (name := names[index]) not in new:  # the cache has this block already, or it is outside the window
                 continue
             begin = index * self._block_size - first_token
             parent = _number(names[index - 1]) if index else None
             tokens = token_ids[begin : begin + self._block_size].tolist()
-            self._events.append(blocks_stored(_number(name), parent, tokens))
+            first = index * self._block_size
+            contents = [each for each in blocks.root.contents if each.is_in(first, self._block_size)]
+            keys: list[ExtraKey] = [[each.digest.hex(), each.start - first] for each in contents]
+            self._events.append(blocks_stored(_number(name), parent, tokens, keys))
             self._told.add(name)
 
     def record_reset(self) -> None:

@@ -23,10 +23,11 @@ preempted, the state after its last full block becomes a snapshot, too (`name_la
 from there.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig
+from inflight.interface.parts import RequestPart, contents_of
 from inflight.interface.request import Int32Array
 from inflight.kv_cache.block_events import BlockEvents
 from inflight.kv_cache.block_hash import BlockHasher
@@ -66,7 +67,7 @@ class KVCacheManager:
 
     def watch_blocks(self) -> BlockEvents:
         """Like `watch_names`, but the object also notes the tokens of the blocks."""
-        self._events = BlockEvents(self.watch_names(), self.block_size, self._hasher.root(""))
+        self._events = BlockEvents(self.watch_names(), self.block_size, self._hasher.root("").name)
         return self._events
 
     def record_loaded(self, blocks: RequestBlocks, num_blocks: int, token_ids: Int32Array) -> None:
@@ -84,10 +85,16 @@ class KVCacheManager:
         usable = self.pool.num_blocks - 1
         return 1.0 - self.pool.num_free_blocks / usable
 
-    def new_request(self, cache_salt: str, num_prompt_tokens: int = 0) -> RequestBlocks:
-        root = self._hasher.root(cache_salt)
+    def new_request(
+        self, cache_salt: str, num_prompt_tokens: int = 0, parts: Sequence[RequestPart] = ()
+    ) -> RequestBlocks:
+        root = self._hasher.root(cache_salt, contents_of(parts) if parts else ())
         num_prompt_blocks = max(0, num_prompt_tokens - 1) // self.block_size
         return RequestBlocks(tuple([] for _ in self.groups), root, num_prompt_blocks)
+
+    def num_tokens_of(self, computed: tuple[list[int], ...]) -> int:
+        """How many tokens the blocks `computed` have, for example those of `get_computed_blocks`."""
+        return len(computed[0]) * self.block_size if computed else 0
 
     def get_computed_blocks(self, blocks: RequestBlocks, token_ids: Int32Array) -> tuple[list[int], ...]:
         """Returns for each group the blocks of the longest cached prefix of `token_ids`. It never includes the last token,

@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass, field
 
+from inflight.kv_cache.block_hash import Root
+
 
 @dataclass(slots=True)
 class RequestBlocks:
     """The block tables of one request (one per KV group, equally long), and the names of its full blocks."""
 
     tables: tuple[list[int], ...]
-    root: bytes
+    root: Root
     num_prompt_blocks: int = 0  # full blocks of the prompt without its last token
     hashes: list[bytes] = field(default_factory=list)  # names of the first blocks; more are computed when needed
     num_committed: int = 0  # blocks [0, num_committed) are full, computed, and processed by `commit`

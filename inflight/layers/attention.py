@@ -69,10 +69,13 @@ class Attention(nn.Module):
         """
         return self.backend.attend(heads, rotation, norm, self._cache(attn_metadata), num_heads=self.num_heads)
 
-    def forward_latent(self, query: Tensor, key: Tensor, attn_metadata: tuple[AttentionMetadata, ...]) -> Tensor:
-        """The same for values that are elements of the keys: query [num_tokens, num_heads, head_dim], key [num_tokens,
-        num_kv_heads, head_dim], both rotated -> [num_tokens, num_heads, value_dim]."""
-        return self.backend.forward(query, key, key[:, :0], self._cache(attn_metadata))
+    def forward_rotated(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_metadata: tuple[AttentionMetadata, ...]
+    ) -> Tensor:
+        """The same for queries and keys that are normed and rotated already: query [num_tokens, num_heads, head_dim], key and
+        value [num_tokens, num_kv_heads, head_dim] -> [num_tokens, num_heads, head_dim]. If values are elements of the keys,
+        `value` has no heads, and the result has value_dim instead of head_dim."""
+        return self.backend.forward(query, key, value, self._cache(attn_metadata))
 
     def _cache(self, attn_metadata: tuple[AttentionMetadata, ...]) -> LayerCache:
         assert self.kv_cache is not None, f"{self.layer_name} has no KV cache yet"

@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from inflight.attention.backend import AttentionParams, LayerStep
+from inflight.attention.backend import AttentionParams, LayerStep, Rotation
 from inflight.config.architecture import SIGMOID
-from inflight.config.mixers import HEAD, WHOLE, AttentionSpec
+from inflight.config.mixers import HEAD, ROTATED_HEAD, WHOLE, AttentionSpec
 from inflight.layers.attention import Attention
 from inflight.layers.attention_sinks import AttentionSinks
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -45,7 +45,8 @@ class DecoderAttention(Mixer):
         eps, offset = architecture.rms_norm_eps, architecture.norm_offset
         self.qk_norm: QKNorm | None = None
         self.whole_qk_norm: WholeQKNorm | None = None
-        if spec.qk_norm == HEAD:
+        self.norms_rotated = spec.qk_norm == ROTATED_HEAD
+        if spec.qk_norm in (HEAD, ROTATED_HEAD):
             heads = self.num_heads, self.num_new
             self.qk_norm = QKNorm(*heads, spec.head_dim, eps, context, order=order, offset=offset)
         elif spec.qk_norm == WHOLE:
@@ -67,6 +68,7 @@ class DecoderAttention(Mixer):
                 spec.window,
                 spec.soft_cap,
                 None if self.sinks is None else self.sinks.logits.data,
+                is_causal=spec.is_causal,
             ),
             backend=context.backend,
             owner=owner,
@@ -85,12 +87,24 @@ class DecoderAttention(Mixer):
         rotation = step.rotations[self.rotation_index]
         if rotation.query_scale is not None:
             self.ops.add_and_scale(projected[:, : self.num_heads * self.head_dim], None, rotation.query_scale)
-        attended = self.attn(heads, rotation, self.qk_norm, step.attn_metadata)
+        if self.norms_rotated:
+            attended = self._attend_normed(heads, rotation, step)
+        else:
+            attended = self.attn(heads, rotation, self.qk_norm, step.attn_metadata)
         attended = attended.view(num_tokens, -1)  # was [num_tokens, num_heads, head_dim]
         if self.has_gate:
             self.ops.multiply_activation(attended, projected[:, -attended.shape[1] :], SIGMOID)
         out: Tensor = self.o_proj(attended if rows is None else self.ops.select_rows(attended, rows))
         return out
+
+    def _attend_normed(self, heads: Tensor, rotation: Rotation, step: LayerStep) -> Tensor:
+        """Norms queries and keys after their rotation. As `Attention.forward`."""
+        assert self.qk_norm is not None
+        num_rotated = self.num_heads + self.num_new
+        rotated = rotation.apply(heads[:, :num_rotated], None)
+        self.ops.norm_heads(rotated, self.qk_norm.weight, self.eps)
+        parts = rotated[:, : self.num_heads], rotated[:, self.num_heads :], heads[:, num_rotated:]
+        return self.attn.forward_rotated(*parts, step.attn_metadata)
 
 
 def _with_gate(query: OutputShard, head_dim: int) -> dict[str, OutputShard]:

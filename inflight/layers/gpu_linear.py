@@ -5,7 +5,8 @@ kernels at start-up, and chooses the fastest.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from inflight.errors import ConfigError
 from inflight.kernels.quantized_weight import QuantizedWeight, fitting_group_size, quantize_rows
+from inflight.kernels.triton.experts import ExpertLayer, ExpertWeights
 from inflight.kernels.triton.layer_ops import quantize_rows_fp8
 from inflight.kernels.triton.linear import FP8_TILES, library_linear, linear, linear_configs
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig
@@ -25,7 +27,8 @@ from inflight.kernels.triton.weight_only import (
     weight_only_configs,
     weight_only_linear,
 )
-from inflight.layers.linear_method import LinearChoice, LinearMethod, PreparedLinear
+from inflight.layers.gpu_experts import stack_floats, stack_fp8, stack_integers
+from inflight.layers.linear_method import LinearChoice, LinearMethod, PreparedExperts, PreparedLinear
 from inflight.layers.linear_tuner import MIN_WEIGHT_BYTES, GpuWeight, TunedLinear, tune
 
 logger = logging.getLogger(__name__)
@@ -59,6 +62,12 @@ class FloatWeight(GpuWeight):
     def multiply_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         library_linear(x, self._weight, bias, out)
 
+    def stack(self, weights: Sequence[GpuWeight]) -> ExpertWeights:
+        return stack_floats([each._weight for each in weights if isinstance(each, FloatWeight)])
+
+    def floats(self, dtype: torch.dtype) -> Tensor:
+        return self._weight
+
 
 class IntegerWeight(GpuWeight):
     """A weight of 4 or 8 bits. For torch's library, it is first converted to x's dtype, some output features at a time."""
@@ -85,6 +94,14 @@ class IntegerWeight(GpuWeight):
             weight = x.new_empty((features.stop - first, in_features))
             dequantize(self._weight, first, weight)
             library_linear(x, weight, None if bias is None else bias[features], out[:, features])
+
+    def stack(self, weights: Sequence[GpuWeight]) -> ExpertWeights:
+        return stack_integers([each._weight for each in weights if isinstance(each, IntegerWeight)])
+
+    def floats(self, dtype: torch.dtype) -> Tensor:
+        plain = torch.empty(self.shape, dtype=dtype, device=self._weight.values.device)
+        dequantize(self._weight, 0, plain)
+        return plain
 
 
 class Fp8Weight(GpuWeight):
@@ -131,6 +148,13 @@ class Fp8Weight(GpuWeight):
         if bias is not None:
             out.add_(bias)
 
+    def stack(self, weights: Sequence[GpuWeight]) -> ExpertWeights:
+        all_fp8 = [each for each in weights if isinstance(each, Fp8Weight)]
+        return stack_fp8([each._weight for each in all_fp8], [each._scales for each in all_fp8])
+
+    def floats(self, dtype: torch.dtype) -> Tensor:
+        return (self._weight.float() * self._scales).to(dtype)
+
 
 class GpuLinear(LinearMethod):
     """See the module docstring.
@@ -174,6 +198,28 @@ class GpuLinear(LinearMethod):
         layer = TunedLinear(self._on_the_gpu(weight), bias, self._scratch, gate=gate)
         self._layers.append(layer)
         return layer
+
+    def prepare_experts(
+        self,
+        gate_up: Sequence[PreparedLinear],
+        down: Sequence[PreparedLinear],
+        gate: str,
+        shared: Callable[[Tensor], Tensor] | None,
+    ) -> PreparedExperts:
+        weights_up, weights_down = (
+            self._stack([each for each in part if isinstance(each, TunedLinear)]) for part in (gate_up, down)
+        )
+        taken = {id(each) for each in (*gate_up, *down)}
+        self._layers = [layer for layer in self._layers if id(layer) not in taken]
+        return ExpertLayer(weights_up, weights_down, gate, shared)
+
+    def _stack(self, experts: Sequence[TunedLinear]) -> ExpertWeights:
+        weights = [expert.weight for expert in experts]
+        if len({weight.kind for weight in weights}) > 1:
+            logger.warning("%d experts of a layer become floats, because their formats differ", len(weights))
+            weights = [FloatWeight(weight.floats(self._dtype)) for weight in weights]
+        biases = [expert.bias for expert in experts if expert.bias is not None]
+        return replace(weights[0].stack(weights), bias=torch.stack(biases) if biases else None)
 
     def tune(self, max_num_rows: int) -> list[LinearChoice]:
         return tune(

@@ -97,7 +97,7 @@ class LatentAttention(Mixer):
         self.ops.norm_heads(cached[:, :, : spec.rank], self.kv_a_layernorm.weight.unsqueeze(0), spec.eps)
         key_rope = cached[:, :, spec.rank :]
         self.ops.copy_heads(rotation.apply(key_rope, None), key_rope)
-        attended = self.attn.forward_latent(query, cached, step.attn_metadata).flatten(1)
+        attended = self.attn.forward_rotated(query, cached, cached[:, :0], step.attn_metadata).flatten(1)
         if rows is not None:
             attended = self.ops.select_rows(attended, rows)
         values = attended.new_empty((len(attended), num_heads * spec.value_dim))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,6 +36,14 @@ class PreparedLinear(Protocol):
         If `out` is given, the result is written to `out`, and `out` is returned. It must be contiguous and have the result's
         shape and dtype.
         """
+
+
+class PreparedExperts(Protocol):
+    """The experts of a layer, ready to compute."""
+
+    def __call__(self, hidden: Tensor, choices: Tensor) -> Tensor:
+        """hidden [num_tokens, size], choices int32 [num_tokens, n, 2] (kernels/expert_choice.py) -> [num_tokens, size], the
+        weighted sums of the experts' results."""
 
 
 class PreparedHeads(Protocol):
@@ -88,6 +96,18 @@ class LinearMethod(ABC):
             out.copy_((x.transpose(0, 1) @ weights.mT).transpose(0, 1))
 
         return multiply
+
+    def prepare_experts(
+        self,
+        gate_up: Sequence[PreparedLinear],
+        down: Sequence[PreparedLinear],
+        gate: str,
+        shared: Callable[[Tensor], Tensor] | None,
+    ) -> PreparedExperts | None:
+        """Experts that this method computes together, from what `prepare` has made of their weights, which the caller uses no
+        more; None if it computes each one by itself. `shared`: computes the shared expert, if there is one: hidden -> float32
+        [num_tokens, size]."""
+        return None
 
     def is_batch_invariant(self, in_features: int) -> bool:
         """Whether the result of a row is the same, bit for bit, whatever other rows are in the batch."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from inflight.device.accelerator import no_garbage_collection
 from inflight.device.cuda import drop_library_workspaces, record_graph
+from inflight.kernels.triton.experts import ExpertWeights
 from inflight.kernels.triton.layer_ops import multiply_gate
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, is_of_the_tile
 from inflight.layers.linear_method import LinearChoice
@@ -54,6 +55,14 @@ class GpuWeight(ABC):
     ) -> None:
         """x [num_rows, in_features], at most `MAX_TUNED_ROWS` rows -> out [num_rows, out_features], by the Triton kernel. With
         a gate, out is [num_rows, out_features / 2]."""
+
+    @abstractmethod
+    def stack(self, weights: Sequence["GpuWeight"]) -> ExpertWeights:
+        """The weights of a layer's experts, all of the same class, kind and shape, as one."""
+
+    @abstractmethod
+    def floats(self, dtype: torch.dtype) -> Tensor:
+        """[out_features, in_features]"""
 
     @abstractmethod
     def multiply_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:

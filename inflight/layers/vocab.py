@@ -3,13 +3,16 @@
 The vocabulary is divided among the tensor-parallel ranks.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.layers.context import LayerContext
+from inflight.layers.linear_method import PreparedLinear
 from inflight.layers.stored_parts import StoredParts
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 
@@ -48,6 +51,10 @@ class VocabParallelEmbedding(Loadable):
         hidden = F.embedding(local_ids, self.weight).masked_fill_(elsewhere.unsqueeze(-1), 0)
         return self.tp.all_reduce(hidden)
 
+    def embed(self, input_ids: Tensor, positions: Tensor, token_types: Tensor | None) -> Tensor:
+        """The same, in models whose embeddings also depend on the positions and types of the tokens."""
+        return self.forward(input_ids)
+
 
 class LogitsHead(Loadable):
     """Each rank computes the logits of its part of the vocabulary, then the logits of all ranks are gathered.
@@ -75,9 +82,12 @@ class LogitsHead(Loadable):
     def finish_loading(self) -> None:
         if not self.is_tied:
             self.table.finish_loading()
-        self.multiply = self.method.prepare(self.stored.assemble(self.table.weight.data), None)
+        self.multiply = self.prepare(self.stored.assemble(self.table.weight.data))
         del self.stored
         del self.table  # this frees the plain weights, unless the embedding uses them, too
+
+    def prepare(self, weight: Sequence[Tensor] | QuantizedWeight) -> PreparedLinear:
+        return self.method.prepare(weight, None)
 
     def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """hidden [num_rows, hidden_size] -> float32 [num_rows, vocab_size], contiguous; it is written to `out` if given."""

@@ -16,7 +16,8 @@ class FinishedRequest:
     """One request that has ended.
 
     `finish_reasons` has one entry per completion: "stop", "length", "abort" or "error". `metrics` is None if the request ended
-    before its first token. `trace_headers` has the request's W3C headers (traceparent, tracestate), with names in lower case.
+    before its first token, or without its vector. `makes_text`: otherwise vectors were made of the prompt, and `params` say
+    nothing. `trace_headers` has the request's W3C headers (traceparent, tracestate), with names in lower case.
     Times are values of `time.monotonic()`.
     """
 
@@ -30,6 +31,7 @@ class FinishedRequest:
     finished_time: float
     metrics: RequestMetrics | None
     trace_headers: Mapping[str, str]
+    makes_text: bool = True
 
 
 class EngineObserver:

@@ -111,19 +111,22 @@ class ServingMetrics(EngineObserver):
         for reason in request.finish_reasons:
             self._inc("request_success", 1, reason)
         self._observe("request_prompt_tokens", request.num_prompt_tokens)
-        self._observe("request_generation_tokens", request.num_generation_tokens)
-        self._observe("request_params_n", request.params.n)
-        if request.params.max_tokens is not None:
-            self._observe("request_params_max_tokens", request.params.max_tokens)
+        if request.makes_text:
+            self._observe("request_generation_tokens", request.num_generation_tokens)
+            self._observe("request_params_n", request.params.n)
+            if request.params.max_tokens is not None:
+                self._observe("request_params_max_tokens", request.params.max_tokens)
         times = request.metrics
         if times is None:
             return
-        decode_seconds = times.finished_time - times.first_token_time
         self._observe("e2e_request_latency_seconds", times.finished_time - times.arrival_time)
         self._observe("request_queue_time_seconds", times.first_scheduled_time - times.arrival_time)
+        self._observe("request_inference_time_seconds", times.finished_time - times.first_scheduled_time)
+        if times.first_token_time is None:
+            return
+        decode_seconds = times.finished_time - times.first_token_time
         self._observe("request_prefill_time_seconds", times.first_token_time - times.first_scheduled_time)
         self._observe("request_decode_time_seconds", decode_seconds)
-        self._observe("request_inference_time_seconds", times.finished_time - times.first_scheduled_time)
         num_further = request.num_generation_tokens / len(request.finish_reasons) - 1  # of one completion, on average
         if num_further > 0:
             self._observe("request_time_per_output_token_seconds", decode_seconds / num_further)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from inflight.errors import ConfigError
 from inflight.metrics.observer import EngineObserver, FinishedRequest
+from inflight.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -75,33 +76,42 @@ class RequestTracing(EngineObserver):
 
 
 def _attributes(request: FinishedRequest, model_name: str) -> "dict[str, AttributeValue]":
-    params = request.params
     attributes: dict[str, AttributeValue] = {
-        "gen_ai.operation.name": OPERATION,
+        "gen_ai.operation.name": OPERATION if request.makes_text else "embeddings",
         "gen_ai.provider.name": "inflight",
         "gen_ai.request.model": model_name,
         "gen_ai.response.model": model_name,
         "gen_ai.response.id": request.request_id,
         "gen_ai.response.finish_reasons": request.finish_reasons,
+        "gen_ai.usage.input_tokens": request.num_prompt_tokens,
+        "gen_ai.usage.output_tokens": request.num_generation_tokens,
+        "gen_ai.usage.cache_read.input_tokens": request.num_cached_tokens,
+        "gen_ai.latency.e2e": request.finished_time - request.arrival_time,
+    }
+    if request.makes_text:
+        attributes |= _of_sampling(request.params)
+    times = request.metrics
+    if times is not None:
+        attributes["gen_ai.latency.time_in_queue"] = times.first_scheduled_time - times.arrival_time
+    if times is not None and times.first_token_time is not None and times.time_to_first_token is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = times.time_to_first_token
+        attributes["gen_ai.latency.time_to_first_token"] = times.time_to_first_token
+        attributes["gen_ai.latency.time_in_model_prefill"] = times.first_token_time - times.first_scheduled_time
+        attributes["gen_ai.latency.time_in_model_decode"] = times.finished_time - times.first_token_time
+    return attributes
+
+
+def _of_sampling(params: SamplingParams) -> "dict[str, AttributeValue]":
+    attributes: dict[str, AttributeValue] = {
         "gen_ai.request.choice.count": params.n,
         "gen_ai.request.temperature": params.temperature,
         "gen_ai.request.top_p": params.top_p,
         "gen_ai.request.top_k": params.top_k,
         "gen_ai.request.frequency_penalty": params.frequency_penalty,
         "gen_ai.request.presence_penalty": params.presence_penalty,
-        "gen_ai.usage.input_tokens": request.num_prompt_tokens,
-        "gen_ai.usage.output_tokens": request.num_generation_tokens,
-        "gen_ai.usage.cache_read.input_tokens": request.num_cached_tokens,
-        "gen_ai.latency.e2e": request.finished_time - request.arrival_time,
     }
     if params.max_tokens is not None:
         attributes["gen_ai.request.max_tokens"] = params.max_tokens
     if params.seed is not None:
         attributes["gen_ai.request.seed"] = params.seed
-    if (times := request.metrics) is not None:
-        attributes["gen_ai.response.time_to_first_chunk"] = times.time_to_first_token
-        attributes["gen_ai.latency.time_to_first_token"] = times.time_to_first_token
-        attributes["gen_ai.latency.time_in_queue"] = times.first_scheduled_time - times.arrival_time
-        attributes["gen_ai.latency.time_in_model_prefill"] = times.first_token_time - times.first_scheduled_time
-        attributes["gen_ai.latency.time_in_model_decode"] = times.finished_time - times.first_token_time
     return attributes

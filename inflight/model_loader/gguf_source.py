@@ -3,19 +3,28 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from inflight.config.architecture import ModelArchitecture, NormNames
+from inflight.config.experts import MoeSpec
 from inflight.config.gguf_config import FACTORS, gguf_family
-from inflight.config.gguf_file import GgufTensor
 from inflight.config.gguf_parts import read_gguf
+from inflight.config.mixers import GatedDeltaSpec, MixerSpec
 from inflight.errors import CheckpointError
 from inflight.kernels.quantized_weight import QuantizedWeight, select_rows
 from inflight.model_loader.gguf_blocks import unpack_blocks
 from inflight.model_loader.gguf_memory import mean_bits, memory_notice
+from inflight.model_loader.gguf_order import (
+    BETAS_AND_STEPS,
+    FileOrder,
+    file_order,
+    rows_of_betas_and_steps,
+    select_columns,
+)
 from inflight.model_loader.packing import shard_columns
 from inflight.model_loader.weight_source import ReadPart, ShardSlices, StoredTensor, WeightSource
 
@@ -36,128 +45,184 @@ _NAMES_IN_LAYER = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-# Tensors of all experts of a layer, [experts, rows, columns] or biases, [experts, rows] -> the projections whose rows they
-# have, one behind the other
+# Tensors of all experts of a layer, which `StackedExperts` divides
 _STACKED = {
-    "ffn_gate_exps.weight": ("gate_proj",),
-    "ffn_up_exps.weight": ("up_proj",),
-    "ffn_gate_up_exps.weight": ("gate_proj", "up_proj"),
-    "ffn_down_exps.weight": ("down_proj",),
-    "ffn_gate_exps.bias": ("gate_proj",),
-    "ffn_up_exps.bias": ("up_proj",),
-    "ffn_down_exps.bias": ("down_proj",),
+    "ffn_gate_exps.weight": "mlp.experts.gate_proj",
+    "ffn_up_exps.weight": "mlp.experts.up_proj",
+    "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
+    "ffn_down_exps.weight": "mlp.experts.down_proj",
+    "ffn_gate_exps.bias": "mlp.experts.gate_proj_bias",
+    "ffn_up_exps.bias": "mlp.experts.up_proj_bias",
+    "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
 }
 _EXPERT = re.compile(r"ffn_(gate|up|down)\.(0|[1-9][0-9]*)\.weight")  # in files of 2023
 _BLOCK = re.compile(r"blk\.(0|[1-9][0-9]*)\.([\w.]+)")
+_IN_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 # [channels, 1, kernel size]; the file has no dimension of size 1
 _CONVOLUTIONS = (".conv1d.weight", ".conv.conv.weight")
 _ONE_ROW = ".shared_expert_gate.weight"  # [1, hidden size]; the same
+_CHOICE_BIAS = ".e_score_correction_bias"  # [1, experts] in some families
+# The halves of the matrix that makes keys and values of a latent vector: [heads, latent, key], [heads, value, latent]
+_KEYS, _VALUES, _KEYS_AND_VALUES = ".k_b_proj.weight", ".v_b_proj.weight", ".kv_b_proj.weight"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the rows of a weight are: in the tensor `name` of the file, in this order. The rows of a tensor are those of all
+    dimensions but the last."""
+
+    name: str
+    order: FileOrder
 
 
 class GgufSource(WeightSource):
-    """The tensors of a GGUF file. They are read in the row order of Hugging Face.
-
-    In families such as "llama" (`Family.gguf_interleaves_heads`),
-    llama.cpp's converter changes the order of the rows of the query and key
-    projections: within each head, rows i and i + head_dim / 2, which are rotated together, become neighbours. Reading restores
-    the order.
-    """
+    """The tensors of a GGUF file. They are read in the order of Hugging Face (gguf_order.py). The experts of a layer are in one
+    tensor for each projection, of which a part of one expert is read at once (`StackedExperts`)."""
 
     def __init__(self, path: Path, architecture: ModelArchitecture) -> None:
         self._file = read_gguf(path)
-        self._head_dim = architecture.head_dims[0]
         self._norm_offset = architecture.norm_offset
         family = gguf_family(self._file)
-        self._interleaves_heads = family.gguf_interleaves_heads
-        self._places: dict[str, tuple[str, int]] = {}  # name -> the name in the file, and the first row
+        self._places: dict[str, _Place] = {}
+        self._halves: dict[str, tuple[str, str]] = {}  # the weight of keys and values -> its two tensors in the file
         self.tensors = {}
+        routers = [layer.mlp.router for layer in architecture.layers if isinstance(layer.mlp, MoeSpec)]
+        one_row = (_ONE_ROW, *(_CHOICE_BIAS for router in routers[:1] if router.choice_bias_is_row))
         for stored_name, tensor in self._file.tensors.items():
             if stored_name in FACTORS:
                 continue  # `gguf_config` has read these
-            block = _BLOCK.fullmatch(stored_name)
-            if block is not None and block[2] in _STACKED:
-                self._add_experts(stored_name, tensor, f"model.layers.{block[1]}.mlp.experts", _STACKED[block[2]])
-                continue
             name = model_name(stored_name, architecture.layers[0].norms, family.gguf_tensors)
-            is_quantized = tensor.type.is_quantized
             shape = tensor.shape
             if name.endswith(_CONVOLUTIONS) and len(shape) == 2:
                 shape = (shape[0], 1, shape[1])
-            if name.endswith(_ONE_ROW) and len(shape) == 1:
+            if name.endswith(one_row) and len(shape) == 1:
                 shape = (1, *shape)
-            if is_quantized and len(shape) != 2:
+            is_stacked = ".mlp.experts." in name or name.endswith((_KEYS, _VALUES))
+            is_quantized = tensor.type.is_quantized
+            if is_quantized and len(shape) != 2 and not is_stacked:
                 raise CheckpointError(
                     f"{path}: {stored_name} is {tensor.type.name} and has {len(shape)} dimensions; quantized tensors must be "
                     "matrices"
                 )
-            self._add(name, StoredTensor(tensor.path, shape, tensor.type.name, is_quantized), stored_name, 0)
+            mixer = _mixer_of(name, architecture)
+            stored = StoredTensor(tensor.path, shape, tensor.type.name, is_quantized)
+            if name.endswith(BETAS_AND_STEPS) and isinstance(mixer, GatedDeltaSpec):
+                self._add_betas_and_steps(name, stored, stored_name, mixer)
+                continue
+            order = file_order(name, shape[0], architecture.head_dims[0], mixer, family)
+            self._add(name, stored, _Place(stored_name, order))
+        self._join_keys_and_values()
         self.bits_in_memory = mean_bits(self._file.tensors)
         self.notice = memory_notice(self._file.tensors)
 
-    def _add(self, name: str, stored: StoredTensor, stored_name: str, first_row: int) -> None:
+    def _add(self, name: str, stored: StoredTensor, place: _Place) -> None:
         if name in self.tensors:
             raise CheckpointError(
-                f"{self._file.path}: {name} is there twice, in {self._places[name][0]} and in {stored_name}"
+                f"{self._file.path}: {name} is there twice, in {self._places[name].name} and in {place.name}"
             )
         self.tensors[name] = stored
-        self._places[name] = stored_name, first_row
+        self._places[name] = place
 
-    def _add_experts(self, stored_name: str, tensor: GgufTensor, prefix: str, projections: tuple[str, ...]) -> None:
-        kind = stored_name.rpartition(".")[2]
-        dimensions = ("experts", "rows") if kind == "bias" else ("experts", "rows", "columns")
-        is_quantized_bias = kind == "bias" and tensor.type.is_quantized
-        if len(tensor.shape) != len(dimensions) or tensor.shape[1] % len(projections) or is_quantized_bias:
+    def _add_betas_and_steps(self, name: str, stored: StoredTensor, stored_name: str, mixer: GatedDeltaSpec) -> None:
+        if len(stored.shape) != 2 or stored.shape[0] != 2 * mixer.num_value_heads:
             raise CheckpointError(
-                f"{tensor.path}: {stored_name} has shape {list(tensor.shape)}; it should be [{', '.join(dimensions)}], with "
-                f"the rows of {' and '.join(projections)}, and floats if it is a bias"
+                f"{stored.file}: {stored_name} has shape {list(stored.shape)}; it should have two rows for each of "
+                f"{mixer.num_value_heads} value heads"
             )
-        num_experts, num_rows, *columns = tensor.shape
-        size = num_rows // len(projections)
-        for expert in range(num_experts):
-            for index, projection in enumerate(projections):
-                stored = StoredTensor(tensor.path, (size, *columns), tensor.type.name, tensor.type.is_quantized)
-                first_row = expert if kind == "bias" else expert * num_rows + index * size  # a bias is one row
-                self._add(f"{prefix}.{expert}.{projection}.{kind}", stored, stored_name, first_row)
+        prefix = name.removesuffix(BETAS_AND_STEPS)
+        for part, rows in rows_of_betas_and_steps(mixer).items():
+            shape = len(rows), stored.shape[1]
+            self._add(prefix + part, replace(stored, shape=shape), _Place(stored_name, FileOrder(rows)))
+
+    def _join_keys_and_values(self) -> None:
+        for name in [name for name in self.tensors if name.endswith(_KEYS)]:
+            whole = name.removesuffix(_KEYS) + _KEYS_AND_VALUES
+            other = name.removesuffix(_KEYS) + _VALUES
+            if other not in self.tensors:
+                continue  # the loader refuses the half
+            keys, values = self.tensors.pop(name), self.tensors.pop(other)
+            is_matrices = len(keys.shape) == len(values.shape) == 3
+            if not is_matrices or (keys.shape[0], keys.shape[1]) != (values.shape[0], values.shape[2]):
+                raise CheckpointError(
+                    f"{keys.file}: {self._places[name].name} has shape {list(keys.shape)}, {self._places[other].name} has "
+                    f"{list(values.shape)}; they should be [heads, latent, key] and [heads, value, latent]"
+                )
+            num_heads, rank, size = keys.shape
+            shape = num_heads * (size + values.shape[1]), rank
+            self._add(whole, StoredTensor(keys.file, shape, "F32"), self._places[name])
+            self._halves[whole] = self._places[name].name, self._places[other].name
 
     @contextmanager
     def open(self) -> Iterator[ReadPart]:
         yield self._read
 
     def _read(self, name: str, shard: ShardSlices) -> Tensor | QuantizedWeight:
-        if len(self.tensors[name].shape) > 1:
-            start, stop, _ = shard[0].indices(self.tensors[name].shape[0])
-            if len(self.tensors[name].shape) == 3:
-                weight = self._read_rows(name, start, stop)
-                assert isinstance(weight, Tensor), "only matrices are quantized"
-                return weight.unsqueeze(1)[:, *shard[1:]]
+        shape = self.tensors[name].shape
+        if len(shape) == 1:
+            return self._read_vector(name)[shard]
+        start, stop, _ = shard[0].indices(shape[0])
+        if name in self._halves:
+            return self._read_keys_and_values(name, start, stop)[:, shard[1]]
+        if len(shape) == 2:
             return shard_columns(self._read_rows(name, start, stop), shard[1], name)
-        stored = self._unpack(name, 0, 1)  # a vector is one row
+        if name.endswith(_CONVOLUTIONS):
+            weight = self._read_rows(name, start, stop)
+            assert isinstance(weight, Tensor), "only matrices are quantized"
+            return weight.unsqueeze(1)[:, *shard[1:]]
+        assert stop == start + 1, "experts are read one by one"
+        first, last, _ = shard[1].indices(shape[1])
+        rows = self._read_rows(name, start * shape[1] + first, start * shape[1] + last)
+        part = shard_columns(rows, shard[2], name)
+        return part.unsqueeze(0) if isinstance(part, Tensor) else part
+
+    def _read_vector(self, name: str) -> Tensor:
+        place = self._places[name]
+        stored = self._unpack(place.name, 0, 1)  # a vector is one row
         assert isinstance(stored, Tensor), "only matrices are quantized"
-        vector = stored[0]
-        if self._is_interleaved(name):
-            vector = vector[_rows_as_stored(0, len(vector), self._head_dim)]
+        vector = stored[0] if place.order.rows is None else stored[0][place.order.rows]
         if name.endswith(".A_log"):
-            vector = (-vector).log()  # the converter has computed -exp(A_log)
+            return (-vector).log()  # the converter has computed -exp(A_log)
         if name.endswith("norm.weight") and "linear_attn" not in name:
-            vector = vector - self._norm_offset  # the converter has added it
-        return vector[shard]
+            return vector - self._norm_offset  # the converter has added it
+        return vector
 
     def _read_rows(self, name: str, start: int, stop: int) -> Tensor | QuantizedWeight:
-        if not self._is_interleaved(name):
-            return self._unpack(name, start, stop - start)
-        first = start // self._head_dim * self._head_dim  # read whole heads, because a row may be anywhere in its head
-        last = -(-stop // self._head_dim) * self._head_dim
-        return select_rows(
-            self._unpack(name, first, last - first), _rows_as_stored(start - first, stop - first, self._head_dim)
+        """The rows [start, stop) of the weight, with all columns."""
+        place = self._places[name]
+        order = place.order
+        if order.rows is None:
+            weight = self._unpack(place.name, start, stop)
+        else:
+            rows = order.rows[start:stop]
+            first = int(rows.min())
+            weight = select_rows(self._unpack(place.name, first, int(rows.max()) + 1), rows - first)
+        return weight if order.columns is None else select_columns(weight, order.columns, order.run)
+
+    def _read_keys_and_values(self, name: str, start: int, stop: int) -> Tensor:
+        """float32. The rows of each head are those of its keys, then those of its values."""
+        of_keys, of_values = self._halves[name]
+        _, rank, key_size = self._file.tensors[of_keys].shape
+        value_size = self._file.tensors[of_values].shape[1]
+        size = key_size + value_size
+        first, last = start // size, -(-stop // size)
+        keys = _floats(self._unpack(of_keys, first * rank, last * rank)).view(-1, rank, key_size).mT
+        values = _floats(self._unpack(of_values, first * value_size, last * value_size)).view(-1, value_size, rank)
+        return torch.cat((keys, values), dim=1).flatten(0, 1)[start - first * size : stop - first * size]
+
+    def _unpack(self, stored_name: str, start: int, stop: int) -> Tensor | QuantizedWeight:
+        return unpack_blocks(
+            self._file.tensors[stored_name].type, self._file.map_tensor(stored_name, start, stop - start)
         )
 
-    def _is_interleaved(self, name: str) -> bool:
-        return self._interleaves_heads and re.search(r"\.self_attn\.[qk]_proj\.", name) is not None
 
-    def _unpack(self, name: str, row: int, num_rows: int) -> Tensor | QuantizedWeight:
-        stored_name, first_row = self._places[name]
-        kind = self._file.tensors[stored_name].type
-        return unpack_blocks(kind, self._file.map_tensor(stored_name, first_row + row, num_rows))
+def _mixer_of(name: str, architecture: ModelArchitecture) -> MixerSpec | None:
+    found = _IN_LAYER.match(name)
+    index = int(found[1]) if found else architecture.num_layers
+    return architecture.layers[index].mixer if index < architecture.num_layers else None
+
+
+def _floats(weight: Tensor | QuantizedWeight) -> Tensor:
+    return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight.float()
 
 
 def model_name(stored_name: str, norms: NormNames, own: Mapping[str, str]) -> str:
@@ -179,19 +244,10 @@ def model_name(stored_name: str, norms: NormNames, own: Mapping[str, str]) -> st
             return f"model.layers.{in_layer[1]}.mlp.experts.{expert[2]}.{expert[1]}_proj.weight"
         stem, _, suffix = in_layer[2].rpartition(".")
         stem_name = own.get(stem) or _NAMES_IN_LAYER.get(stem) or names_of_norms.get(stem)
-        name = own.get(in_layer[2]) or (stem_name and f"{stem_name}.{suffix}")
+        name = own.get(in_layer[2]) or _STACKED.get(in_layer[2]) or (stem_name and f"{stem_name}.{suffix}")
         if name is None:
             return stored_name
         return f"model.layers.{in_layer[1]}.{name}"
     stem, _, suffix = stored_name.rpartition(".")
     stem_name = own.get(stem) or _NAMES.get(stem)
     return f"{stem_name}.{suffix}" if stem_name else stored_name
-
-
-def _rows_as_stored(start: int, stop: int, head_dim: int) -> Tensor:
-    """Returns the positions in the file of the model's rows `[start, stop)`. The rows, and the positions in the file, are
-    counted from the first row of one head."""
-    row = torch.arange(start, stop, dtype=torch.int64, device="cpu")
-    half = row % head_dim // (head_dim // 2)
-    place = row % (head_dim // 2)
-    return row - row % head_dim + 2 * place + half

@@ -108,6 +108,8 @@ def load_model(
     fill = _filler(model_config, source, not_kept)
     for prefix, unit in model.load_units():
         _load_unit(fill, device, unit, prefix)
+    if model.pooler is not None and source is not None:
+        model.pooler.read_files(model_config.folder)
     model.finish_loading()
     _warn_of_dequantized(model, not_kept, model_config.quantization.layers or model_config.dtype)
     return model

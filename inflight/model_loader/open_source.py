@@ -21,7 +21,7 @@ def open_source(model_config: ModelConfig) -> WeightSource:
     """
     architecture = model_config.architecture
     if model_config.load_format == "gguf":
-        return GgufSource(model_config.folder, architecture)
+        return StackedExperts(GgufSource(model_config.folder, architecture))
     weight_format = architecture.weight_format
     keeps_names = architecture.implementation == TRANSFORMERS
     source: WeightSource = Checkpoint(model_config.folder, keeps_names=keeps_names, renames=architecture.renames)

@@ -48,6 +48,9 @@ _DOWN = ("down_proj",)
 _STACKS = {  # by the name behind `_EXPERTS`
     "gate_up_proj": _Stack(_GATE_UP),
     "down_proj": _Stack(_DOWN),
+    "down_proj_bias": _Stack(_DOWN, (_ROWS,)),
+    **{name: _Stack((name,)) for name in _GATE_UP},  # in GGUF files
+    **{f"{name}_bias": _Stack((name,), (_ROWS,)) for name in _GATE_UP},
     "alternating.gate_up_proj": _Stack(_GATE_UP, alternates=True),
     "alternating.down_proj": _Stack(_DOWN),
     "transposed.gate_up_proj": _Stack(_GATE_UP, (_COLUMNS, _ROWS), alternates=True),
@@ -97,6 +100,8 @@ class StackedExperts(WeightSource):
         if len(tensor.shape) != 1 + len(stack.dimensions) or sizes[_ROWS] % len(stack.projections):
             raise CheckpointError(f"{name} in {tensor.file} has shape {list(tensor.shape)}; it should be {stack}")
         columns = (sizes[_COLUMNS],) if _COLUMNS in sizes else ()
+        if tensor.is_quantized and not columns:
+            raise CheckpointError(f"{name} in {tensor.file} is {tensor.dtype}; biases should be floats")
         kind = "weight" if columns else "bias"
         places = stack.places(sizes[_ROWS])
         found = []
@@ -104,7 +109,8 @@ class StackedExperts(WeightSource):
             for projection, rows in zip(stack.projections, places, strict=True):
                 weight = f"{prefix}{expert}.{projection}.{kind}"
                 if weight in self.tensors:
-                    raise CheckpointError(f"{weight} is both in {name} and a tensor of its own in {tensor.file}")
+                    other = f"in {self._places[weight].name}" if weight in self._places else "a tensor of its own"
+                    raise CheckpointError(f"{weight} is both in {name} and {other} in {tensor.file}")
                 shape = len(rows), *columns
                 self.tensors[weight] = StoredTensor(tensor.file, shape, tensor.dtype, tensor.is_quantized)
                 self._places[weight] = _Place(name, stack, expert, rows)

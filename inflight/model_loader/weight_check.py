@@ -5,6 +5,7 @@ import re
 from inflight.errors import CheckpointError
 from inflight.model_loader.weight_source import WeightSource
 from inflight.models.causal_lm import CausalLM
+from inflight.models.vision.tower import hint_at_tower
 
 _FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 # Old transformers releases stored these tables, which are computed from config.json.
@@ -24,7 +25,8 @@ def check_weights(source: WeightSource, model: CausalLM) -> list[str]:
     slots = {name: slot for prefix, unit in model.load_units() for name, slot in unit.weight_slots(prefix)}
     missing = [name for name in slots if name not in source.tensors]
     if missing:
-        raise CheckpointError(f"the checkpoint lacks {list_names(missing)}{_hint_at_quantization(source)}")
+        hint = hint_at_tower(missing, model.tower) or _hint_at_quantization(source)
+        raise CheckpointError(f"the checkpoint lacks {list_names(missing)}{hint}")
     extra = [
         name
         for name in source.tensors

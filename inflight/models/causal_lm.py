@@ -1,5 +1,7 @@
 """`CausalLM`: the interface of every model, for the model runner and the loader."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -15,22 +17,53 @@ from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext
 from inflight.layers.linear import Linear
 from inflight.layers.linear_method import LinearChoice
+from inflight.layers.pooler import Pooler
 from inflight.layers.recurrent_state import RecurrentState
 from inflight.layers.vocab import LogitsHead
 from inflight.layers.weights import Loadable
+from inflight.models.vision.tower import VisionTower
+
+
+class ImageEmbeddings(NamedTuple):
+    """What replaces the embeddings of some tokens of a step.
+
+    Attributes:
+        rows: int64 [n], the indices of these tokens.
+        vectors: [n, hidden_size * (1 + k)] in the model's dtype: their embeddings, and then what is added to their hidden
+            states behind each of the first k layers.
+    """
+
+    rows: Tensor
+    vectors: Tensor
+
+    def replace_in(self, embedded: Tensor) -> ImageEmbeddings | None:
+        """Changes `embedded`, [num_tokens, hidden_size]. Returns None if nothing is added behind layers."""
+        embedded[self.rows] = self.vectors[:, : embedded.shape[1]]
+        return None if self.vectors.shape[1] == embedded.shape[1] else self
+
+    def add_behind(self, layer: int, hidden: Tensor) -> None:
+        """Changes `hidden`, [num_tokens, hidden_size], behind a layer of the first stage, counted from 0."""
+        size = hidden.shape[1]
+        added = self.vectors[:, (layer + 1) * size : (layer + 2) * size]
+        if added.shape[1]:
+            hidden.index_add_(0, self.rows, added)
 
 
 class ModelStep(NamedTuple):
     """What a stage of the model computes in a step.
 
     Attributes:
-        input_ids, positions: [num_tokens], int32 or int64. Only the first stage reads input_ids.
+        input_ids, positions: [num_tokens], int32 or int64. Only the first stage reads input_ids. Positions may be
+            [3, num_tokens] in a model whose positions have three rows for images.
         attn_metadata: one for each KV group (layers that share a block table).
         rows: int64 [num_rows], indices of the tokens whose hidden states are returned; None for all tokens. Only the last stage
             reads `rows`.
         layers: the layers of this stage to compute, in rising order, counted from the stage's first; None for all. One layer of
             each kind is enough to measure the memory of a step.
         intermediate: the result of the previous stage; None on the first stage. Its tensor `residual` is changed in place.
+        token_types: [num_tokens], int32 or int64, the types of the tokens, in models that have them; None: all are 0. Only the
+            first stage reads them.
+        images: what replaces the embeddings of the tokens of images; None if there are none. Only the first stage reads it.
     """
 
     input_ids: Tensor
@@ -39,18 +72,25 @@ class ModelStep(NamedTuple):
     rows: Tensor | None = None
     layers: Sequence[int] | None = None
     intermediate: IntermediateTensors | None = None
+    token_types: Tensor | None = None
+    images: ImageEmbeddings | None = None
 
 
 class CausalLM(nn.Module, ABC):
     """A decoder. Its constructor creates layers whose weights have no values; `model_loader` fills them block by block."""
 
     backend: AttentionBackend | None = None  # the backend that the layers need, if it is not that of their context
+    # Values of these two would hide the modules.
+    pooler: Pooler | None  # on the last stage of a pooling model, which has no head
+    tower: VisionTower | None  # on the first stage of a model that reads images
 
     @abstractmethod
     def __init__(self, architecture: ModelArchitecture, context: LayerContext, stage: PipelineStage) -> None:
         """Creates the modules of `stage`: its layers; on the first stage the embedding; on the last stage the norm and the
         head."""
         super().__init__()
+        self.pooler = None
+        self.tower = None
 
     @abstractmethod
     def forward(self, step: ModelStep) -> Tensor | IntermediateTensors:
@@ -63,7 +103,7 @@ class CausalLM(nn.Module, ABC):
     @abstractmethod
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """hidden [num_rows, hidden_size] -> float32 [num_rows, vocab_size], contiguous. If `out` is given, the result is
-        written to `out`. Only for the last stage."""
+        written to `out`. Only for the last stage. The logits of a pooling model are all 0: only a health check draws."""
 
     @abstractmethod
     def load_units(self) -> list[tuple[str, Loadable]]:

@@ -11,7 +11,7 @@ _QUESTION = {"role": "user", "content": "?"}
 
 def writes_efforts(template: ChatTemplate | None, default_kwargs: Mapping[str, Any] | None) -> bool:  # Any: JSON
     """Whether an effort changes what the chat template writes. `default_kwargs`: the server's variables of the template."""
-    if template is None:
+    if template is None or template.default_source is None:
         return False
     prompts = {
         render_or_nothing(

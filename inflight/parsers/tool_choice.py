@@ -73,7 +73,8 @@ def constrain_tools(
     name = tool_choice.get("name") if isinstance(tool_choice, Mapping) else None
     if name is None and tool_choice not in ("none", "auto", "required"):
         raise InvalidRequestError(
-            f'tool_choice={tool_choice!r} is not allowed: give "none", "auto", "required", or an object that names a function'
+            f'tool_choice={tool_choice!r} is not allowed: give "none", "auto", "required", or an object that names a function',
+            "tool_choice",
         )
     given = check_objects(tools, "tools", TOOL) or ()
     checked = [_read_tool(f"tools[{i}]", tool) for i, tool in enumerate(given)]
@@ -89,22 +90,26 @@ def constrain_tools(
         return params
     reason = "a strict tool" if tool_choice == "auto" else f"tool_choice={name or 'required'!r}"
     if not checked:
-        raise InvalidRequestError(f"{reason} needs tools, and the request has none")
+        raise InvalidRequestError(f"{reason} needs tools, and the request has none", "tool_choice")
     if own is not None and not is_json:
         raise InvalidRequestError(
             f"{own.constraint} and {reason} both constrain the text, but only json and json_object can be combined with "
-            "calls: leave out one of the two, or set strict of the tools to false"
+            "calls: leave out one of the two, or set strict of the tools to false",
+            own.constraint,
         )
     if markup is None:
         raise InvalidRequestError(
             f"{reason} needs a model whose calls a grammar can describe "
             '(<tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>, ... see docs/tool-calls.md). This is not possible '
-            "for this model: set strict to false, and tool_choice to auto"
+            "for this model: set strict to false, and tool_choice to auto",
+            "" if tool_choice == "auto" else "tool_choice",
         )
     arguments = _arguments(checked, is_forced=is_forced)
     if name is not None:
         if name not in arguments:
-            raise InvalidRequestError(f"tool_choice names {name!r}, which is none of the tools: {', '.join(arguments)}")
+            raise InvalidRequestError(
+                f"tool_choice names {name!r}, which is none of the tools: {', '.join(arguments)}", "tool_choice"
+            )
         arguments = {name: arguments[name]}
     is_single = name is not None or not parallel_tool_calls
     otherwise = own if wants_json and not is_forced else None
@@ -120,10 +125,10 @@ def constrain_tools(
 def _read_tool(where: str, tool: Schema) -> _Tool:
     function = tool.get("function", tool)
     if not isinstance(function, Mapping):
-        raise InvalidRequestError(f"{where}: function is a {type(function).__name__}, not an object")
+        raise InvalidRequestError(f"{where}: function is a {type(function).__name__}, not an object", where)
     flags = [function.get("strict"), tool.get("strict")]
     if not all(isinstance(flag, bool | None) for flag in flags):
-        raise InvalidRequestError(f"{where}: strict must be true or false")
+        raise InvalidRequestError(f"{where}: strict must be true or false", where)
     return _Tool(where, function, True in flags)
 
 
@@ -133,14 +138,15 @@ def _arguments(tools: Sequence[_Tool], *, is_forced: bool) -> dict[str, _Argumen
         name = tool.function.get("name")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InvalidRequestError(
-                f"{tool.where} has the name {name!r}; a name is a string without white space, quotes, brackets and backslashes"
+                f"{tool.where} has the name {name!r}; a name is a string without white space, quotes, brackets and backslashes",
+                tool.where,
             )
         if name in found:
             raise InvalidRequestError(
-                f"{tool.where} has the name {name!r} of an earlier tool: give each tool a name of its own"
+                f"{tool.where} has the name {name!r} of an earlier tool: give each tool a name of its own", tool.where
             )
         schema = _parameters(tool, name) if tool.is_strict or is_forced else _ANY_ARGUMENTS
-        found[name] = _Arguments(schema, SchemaPart("#", f"{tool.where} ({name!r})", tool.is_strict))
+        found[name] = _Arguments(schema, SchemaPart("#", tool.where, tool.is_strict, name))
     return found
 
 
@@ -153,7 +159,8 @@ def _parameters(tool: _Tool, name: str) -> Schema:
     if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
         kind = "strict" if tool.is_strict else "a tool that must be called"
         raise InvalidRequestError(
-            f'{tool.where} ({name!r}) is {kind}: its parameters must be a JSON schema with "type": "object", or be left out'
+            f'{tool.where} ({name!r}) is {kind}: its parameters must be a JSON schema with "type": "object", or be left out',
+            tool.where,
         )
     return parameters
 

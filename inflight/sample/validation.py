@@ -29,12 +29,14 @@ def _check_allowed(sampling: ResolvedSampling, allowed: frozenset[int]) -> None:
     if allowed <= bad:
         raise InvalidRequestError(
             f"bad_words forbid every token of allowed_token_ids={sorted(allowed)[:8]}, so no token could be drawn: allow "
-            "another token, or remove a bad word"
+            "another token, or remove a bad word",
+            "bad_words",
         )
     if params.min_tokens > 0 and allowed <= bad | sampling.stop_token_ids:
         raise InvalidRequestError(
             f"allowed_token_ids={sorted(allowed)[:8]} has only bad words and end tokens, which min_tokens={params.min_tokens} "
-            "forbids, so no token could be drawn: allow another token, or leave min_tokens out"
+            "forbids, so no token could be drawn: allow another token, or leave min_tokens out",
+            "allowed_token_ids",
         )
 
 
@@ -48,11 +50,13 @@ def check_num_logprobs(params: SamplingParams, vocab_size: int) -> None:
         count = getattr(params, name)
         if count is not None and count > vocab_size:
             raise InvalidRequestError(
-                f"{name}={count} is more than the vocabulary's {vocab_size} tokens; give at most {vocab_size}"
+                f"{name}={count} is more than the vocabulary's {vocab_size} tokens; give at most {vocab_size}", name
             )
 
 
 def _check_within(name: str, ids: Iterable[int], vocab_size: int) -> None:
     for token_id in ids:
         if not 0 <= token_id < vocab_size:
-            raise InvalidRequestError(f"{name} holds {token_id}, but the model's token ids are 0 to {vocab_size - 1}")
+            raise InvalidRequestError(
+                f"{name} holds {token_id}, but the model's token ids are 0 to {vocab_size - 1}", name
+            )

@@ -71,18 +71,27 @@ class AddedTokens(NamedTuple):
     finish_reason: FinishReason | None
     error: str
     error_kind: ErrorKind = ErrorKind.REQUEST
+    error_param: str = ""
 
 
 NOTHING_ADDED = AddedTokens((), None, "")
+END_OF_PROMPT = AddedTokens((), FinishReason.STOP, "")  # of a request that draws nothing
 
 
-def add_tokens(request: Request, drawn: SampledRow, grammars: RequestGrammars, stats: StepCounts) -> AddedTokens:
+def add_tokens(
+    request: Request, drawn: SampledRow | None, grammars: RequestGrammars, stats: StepCounts, num_computed: int = 0
+) -> AddedTokens:
     """Append the drawn tokens to the request, and then the tokens that its grammar forces (the only ones that it allows).
+
+    If the row draws nothing (`drawn` is None), a request that only wants its prompt computed ends when `num_computed` tokens,
+    all of it, are.
 
     Forced tokens depend only on the grammar and the earlier tokens, so every schedule gives the same tokens. If a request wants
     log-probabilities, no tokens are forced here, because only a draw computes log-probabilities. Then the token is drawn under
     a mask that allows no other token.
     """
+    if drawn is None:
+        return END_OF_PROMPT if request.only_prompt and num_computed >= request.num_tokens else NOTHING_ADDED
     added: list[int] = []
     reason, error, kind = None, "", ErrorKind.REQUEST
     for position, token in enumerate(drawn.token_ids, drawn.position):
@@ -162,7 +171,7 @@ def make_output(
     stop_reason, logprobs, num_logprobs = None, None, request.sampling.params.logprobs
     if drawn is not None and drawn.logprobs is not None and num_logprobs is not None:
         logprobs = drawn.logprobs.top(num_logprobs)
-    if added.finish_reason is FinishReason.STOP:
+    if added.finish_reason is FinishReason.STOP and added.token_ids:
         last, sampling = added.token_ids[-1], request.sampling
         stop_reason = last if last in sampling.stop_token_ids and last not in sampling.eos_token_ids else None
     return EngineCoreOutput(
@@ -176,4 +185,5 @@ def make_output(
         queue_seconds=request.queue_seconds,
         error=added.error,
         error_kind=added.error_kind,
+        error_param=added.error_param,
     )

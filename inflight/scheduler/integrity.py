@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from inflight.scheduler.encoder_inputs import EncoderInputs
 from inflight.scheduler.grammars import RequestGrammars
 from inflight.scheduler.prompt_sharing import PromptSharing
 from inflight.scheduler.request import NO_SLOT, Request, RequestStatus
@@ -24,6 +25,7 @@ def check_requests(
     grammars: RequestGrammars,
     sharing: PromptSharing,
     transfers: Transfers,
+    encoder: EncoderInputs | None,
 ) -> None:
     """For tests.
 
@@ -40,7 +42,7 @@ def check_requests(
     rows = Counter(request.order for requests in in_flight for request in requests)
     for request in live:
         assert request.num_tokens <= request.num_planned_tokens <= request.max_num_tokens
-        assert 0 <= request.num_computed_tokens < request.num_planned_tokens
+        assert 0 <= request.num_computed_tokens < request.num_planned_tokens + request.only_prompt
         assert request.num_in_flight == rows[request.order]
         assert request.num_in_flight or request.num_planned_tokens == request.num_tokens
         assert (request.slot == NO_SLOT) == (request.status is not RequestStatus.RUNNING)
@@ -49,5 +51,6 @@ def check_requests(
         assert is_held or not is_compiling
         has_event = is_compiling or request.defers_grammar or sharing.leader_to_wait_for(request) is not None
         has_event = has_event or transfers.awaits(request)
+        has_event = has_event or (encoder is not None and encoder.is_awaited_by(request.parts))
         assert has_event or not is_held
     grammars.check_integrity(live)

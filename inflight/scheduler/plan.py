@@ -33,7 +33,8 @@ def make_plan(step_id: int, rows: Sequence[PlannedRow], num_groups: int) -> Sche
     scheduled = np.array([row.num_tokens for row in rows], dtype=np.int32)
     planned = np.array([request.num_planned_tokens for request in requests], dtype=np.int32)
     drafts = np.array([row.num_drafts for row in rows], dtype=np.int32)
-    samples = computed + scheduled == planned + np.maximum(drafts, 0)
+    draws = np.array([not request.only_prompt for request in requests], dtype=np.bool_)
+    samples = draws & (computed + scheduled == planned + np.maximum(drafts, 0))
     grammar_rows = [
         i for i, request in enumerate(requests) if request.has_grammar and samples[i] and _needs_mask(rows[i])
     ]
@@ -60,7 +61,7 @@ def _full(request: Request) -> NewRequestData:
         num_prompt_tokens=request.num_prompt_tokens,
         block_ids=tuple(np.array(table, dtype=np.int32) for table in request.blocks.tables),
         sampling=request.sampling,
-        parts=request.parts,
+        parts=tuple([part.for_ranks() for part in request.parts]),
     )
 
 
@@ -109,7 +110,7 @@ def record_planned(rows: Sequence[PlannedRow], step_id: int, end_time: float, st
             request.draft_token_ids = []  # these drafts were proposed before the grammar forced tokens
         request.num_computed_tokens += num_tokens
         request.num_planned_tokens += max(num_drafts, 0)
-        if request.num_computed_tokens == request.num_planned_tokens:  # this step draws a token
+        if request.num_computed_tokens == request.num_planned_tokens and not request.only_prompt:  # a token is drawn
             request.num_planned_tokens += 1
             request.staggered_until = step_id + stagger
             request.last_token_time = end_time

@@ -56,6 +56,8 @@ class PromptSharing:
         blocks of `computed_blocks`."""
         if not limits.is_long(request.num_tokens):
             return False
-        blocks = self.computed_blocks(request)
-        num_computed = len(blocks[0]) * self._kv_cache.block_size if blocks else 0
-        return limits.is_long(request.num_tokens - num_computed)
+        return limits.is_long(request.num_tokens - self.num_computed(request))
+
+    def num_computed(self, request: Request) -> int:
+        """Returns how many tokens the request need not compute."""
+        return self._kv_cache.num_tokens_of(self.computed_blocks(request))

@@ -35,6 +35,8 @@ class Request:
 
         0 <= num_computed_tokens < num_planned_tokens <= max_num_tokens,   num_tokens <= num_planned_tokens
 
+    A request with `only_prompt` draws nothing: `num_computed_tokens` may reach the other numbers, and then the request ends.
+
     Attributes:
         order: the number of the request, counted in the order of arrival.
         draft_token_ids: drafts proposed by the last committed step that drew tokens. They follow the last token.
@@ -85,6 +87,11 @@ class Request:
         self.num_tokens_at_fault = self.num_tokens
         self.defers_grammar = False
         self.has_untold_tokens = False
+
+    @property
+    def only_prompt(self) -> bool:
+        """Whether its prompt is computed and nothing is drawn."""
+        return self.max_num_tokens == self.num_prompt_tokens
 
     @property
     def has_grammar(self) -> bool:

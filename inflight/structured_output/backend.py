@@ -28,7 +28,7 @@ from inflight.structured_output.json_schema import SchemaSupport, find_part, nam
 from inflight.structured_output.merged_patterns import leave_out_merged_patterns
 from inflight.structured_output.references import with_local_references
 from inflight.structured_output.schema_trial import find_refused, leave_out_refused, never_ends
-from inflight.structured_output.spec import RESPONSE_FORMAT, GrammarSpec, SchemaPart
+from inflight.structured_output.spec import RESPONSE_FORMAT, GrammarSpec, SchemaPart, SchemaPlace
 from inflight.tokenizer.tokenizer import Tokenizer
 from inflight.tokenizer.vocabulary_bytes import vocabulary_bytes
 
@@ -229,13 +229,13 @@ class GrammarBackend(ABC):
         row = np.zeros(num_mask_words(self.vocab_size), dtype=np.int32)
         matcher.fill_mask(row)
         if matcher.error():
-            raise InvalidRequestError(f"{spec.subject}: {matcher.error()}")
+            raise InvalidRequestError(f"{spec.subject}: {matcher.error()}", spec.subject)
         if not row.any():
-            raise InvalidRequestError(f"{spec.subject}: no text satisfies it")
+            raise InvalidRequestError(f"{spec.subject}: no text satisfies it", spec.subject)
         return compiled
 
     @classmethod
-    def relax(cls, spec: GrammarSpec) -> tuple[GrammarSpec, list[str]]:
+    def relax(cls, spec: GrammarSpec) -> tuple[GrammarSpec, list[SchemaPlace]]:
         """Check the constraint, and remove the keywords of JSON schemas that this backend cannot enforce. This is the part of
         `compile` that does not use the grammar library.
 
@@ -264,7 +264,9 @@ class GrammarBackend(ABC):
         return spec, []
 
     @classmethod
-    def _relax_schema(cls, schema: Any, parts: Sequence[SchemaPart], where: str) -> tuple[Any, list[str]]:  # Any: JSON
+    def _relax_schema(
+        cls, schema: Any, parts: Sequence[SchemaPart], where: str
+    ) -> tuple[Any, list[SchemaPlace]]:  # Any: JSON
         """Returns the schema without what this backend cannot enforce, and the places of what was left out."""
         schema = with_local_references(schema)
         left_out = relax_schema(schema, cls.schema_support, parts, where)
@@ -274,7 +276,7 @@ class GrammarBackend(ABC):
         if never_ends(schema):
             part = find_part("#", parts)
             if part is None or part.is_strict:
-                raise InvalidRequestError(f"{name_place('#', parts, where)}: {NEVER_ENDS}")
+                raise name_place("#", parts, where).refusal(f": {NEVER_ENDS}")
             schema = {"type": schema["type"]} if isinstance(schema.get("type"), str) else {}
             left_out.append(name_place("#", parts, where))
         return schema, left_out
@@ -292,7 +294,7 @@ class GrammarBackend(ABC):
             if isinstance(schema, dict) and (reason := self.why_refused(schema)):
                 path, node, keyword = find_refused(schema, self.why_refused, reason)
                 if node is not None and keyword != "oneOf":  # the backend's own message has all of them
-                    return InvalidRequestError(f"{name_place(f'{path}/{keyword}', parts, where)}: {one_line(reason)}")
+                    return name_place(f"{path}/{keyword}", parts, where).refusal(f": {one_line(reason)}")
         return error
 
     @classmethod

@@ -138,7 +138,7 @@ class GrammarCache:
                 raise
             except BaseException as error:  # a panic of a Rust library is no `Exception`; its text goes only to the log
                 logger.error("the grammar library failed while it compiled a grammar", exc_info=error)
-                raise InvalidRequestError(f"{spec.subject}: {TOO_COMPLEX}") from error
+                raise InvalidRequestError(f"{spec.subject}: {TOO_COMPLEX}", spec.subject) from error
             num_bytes += grammar.size_bytes
             return grammar
         finally:

@@ -27,7 +27,7 @@ from typing import Any
 from inflight.errors import InvalidRequestError
 from inflight.structured_output.left_out import LeftOut
 from inflight.structured_output.references import MAX_PATH_CHARACTERS, referred
-from inflight.structured_output.spec import SchemaPart
+from inflight.structured_output.spec import SchemaPart, SchemaPlace
 
 MAX_DEPTH = 100  # how deep subschemas may be nested; there is a limit because the compilers recurse
 MAX_NODES = 50_000
@@ -69,7 +69,7 @@ class SchemaSupport:
 
 def relax_schema(
     schema: object, support: SchemaSupport, parts: Sequence[SchemaPart] = (), where: str = "json"
-) -> list[str]:
+) -> list[SchemaPlace]:
     """Remove from `schema`, in place, the keywords that `support` does not cover. The table at the top has the rules.
 
     Args:
@@ -92,10 +92,12 @@ def subschemas(schema: object) -> Iterator[tuple[str, dict[str, Any]]]:  # Any: 
     return _Walk(schema, SchemaSupport(frozenset()), (), "").nodes()
 
 
-def name_place(path: str, parts: Sequence[SchemaPart], where: str) -> str:
-    """A place in a schema, in the words of the schema's author: the name of the part, and the path in the part."""
+def name_place(path: str, parts: Sequence[SchemaPart], where: str) -> SchemaPlace:
+    """The place with this path. `where`: the name of the whole schema, for a place that is in none of the parts."""
     part = find_part(path, parts)
-    return f"{where}: {path}" if part is None else f"{part.name}: #{path.removeprefix(part.pointer)}"
+    if part is None:
+        return SchemaPlace("structured_outputs", f"{where}: {path}")
+    return SchemaPlace(part.param, f"{part.name}: #{path.removeprefix(part.pointer)}")
 
 
 def find_part(path: str, parts: Sequence[SchemaPart]) -> SchemaPart | None:
@@ -116,7 +118,7 @@ class _Walk:
         self._seen: set[str] = set()  # targets of $ref that were, or will be, walked
         self._left_out = LeftOut()
 
-    def run(self) -> list[str]:
+    def run(self) -> list[SchemaPlace]:
         # `nodes` is a generator: it looks for the children of a node after the body of this loop has changed the node
         for path, node in self.nodes():
             part = find_part(path, self._parts)
@@ -282,7 +284,7 @@ class _Walk:
         return found
 
     def _refusal(self, path: str, problem: str) -> InvalidRequestError:
-        return InvalidRequestError(f"{name_place(path, self._parts, self._where)} {problem}")
+        return name_place(path, self._parts, self._where).refusal(f" {problem}")
 
 
 def _exclude_each_other(branches: Sequence[object]) -> bool:

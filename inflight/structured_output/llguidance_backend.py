@@ -164,7 +164,7 @@ class LLGuidanceBackend(GrammarBackend):
         if not inner.is_error():
             inner.compute_bitmask()  # the lexer states built here are copied to every request's matcher
         if inner.is_error():
-            raise InvalidRequestError(f"{spec.subject}: {self._explain(spec, inner.get_error())}")
+            raise InvalidRequestError(f"{spec.subject}: {self._explain(spec, inner.get_error())}", spec.subject)
 
         def matcher() -> LLGuidanceMatcher:  # a copy needs microseconds; `inner` itself accepts no tokens
             return LLGuidanceMatcher(inner.deep_copy(), self.vocab_size, self.eos_token_ids)
@@ -192,7 +192,7 @@ class LLGuidanceBackend(GrammarBackend):
         except InvalidRequestError:
             raise
         except Exception as error:  # the library's parser of GBNF raises no more specific class
-            raise InvalidRequestError(f"{spec.kind}: {error}") from error
+            raise InvalidRequestError(f"{spec.kind}: {error}", spec.kind) from error
 
     def _explain(self, spec: GrammarSpec, error: str) -> str:
         if "coerce_one_of" in error and spec.kind in ("json", "structural_tag"):
@@ -311,7 +311,8 @@ class _LarkWriter:
             if special is None and any(token in trigger for token in self._special_tokens):
                 raise InvalidRequestError(
                     f"structural_tag: the trigger {trigger!r} must be a special token, or text without special tokens; "
-                    "move the rest of the trigger to the `begin` of the structures"
+                    "move the rest of the trigger to the `begin` of the structures",
+                    "structural_tag",
                 )
             heads = [] if special is None else [f"FREE_TEXT <[{special.token_id}]>"]
             if special is None or special.is_shown:
@@ -387,7 +388,7 @@ def _one_ofs(spec: GrammarSpec) -> list[str]:
     if spec.kind == "json":
         return paths(json.loads(spec.text))
     tags = parse_structural_tag(spec.text).all_tags
-    return [name_place(path, tag.parts, "structural_tag") for tag in tags for path in paths(tag.schema)]
+    return [str(name_place(path, tag.parts, "structural_tag")) for tag in tags for path in paths(tag.schema)]
 
 
 def _shorten(error: str) -> str:

@@ -212,6 +212,10 @@ class StructuredOutputManager:
         """What the cause of `failure` is: too many grammars wait, or the request itself."""
         return ErrorKind.OVERLOAD if self._grammars[request_id].was_refused else ErrorKind.REQUEST
 
+    def failure_param(self, request_id: str) -> str:
+        """The parameter that is the cause of `failure`; "" if it is not known."""
+        return self._grammars[request_id].failure_param
+
     def advance(self, request_id: str, token_id: int) -> str:
         """Commit an emitted token. Returns "", or why the grammar does not admit the token. In this case the request must
         end."""

@@ -11,7 +11,7 @@ from typing import Any
 from inflight.errors import InvalidRequestError
 from inflight.structured_output.json_schema import find_part, name_place, subschemas
 from inflight.structured_output.left_out import LeftOut
-from inflight.structured_output.spec import SchemaPart
+from inflight.structured_output.spec import SchemaPart, SchemaPlace
 
 MAX_MERGED_PATTERNS = 8
 MAX_VISITS = 200_000  # of subschemas; more only if very many of them describe the same values
@@ -19,7 +19,7 @@ MAX_VISITS = 200_000  # of subschemas; more only if very many of them describe t
 _Nodes = Mapping[str, Mapping[str, Any]]  # JSON pointer -> subschema
 
 
-def leave_out_merged_patterns(schema: object, parts: Sequence[SchemaPart], where: str) -> list[str]:
+def leave_out_merged_patterns(schema: object, parts: Sequence[SchemaPart], where: str) -> list[SchemaPlace]:
     """If a value must match more than MAX_MERGED_PATTERNS patterns, remove these patterns, in place.
 
     Returns:
@@ -38,8 +38,8 @@ def leave_out_merged_patterns(schema: object, parts: Sequence[SchemaPart], where
             place = name_place(f"{path}/pattern", parts, where)
             part = find_part(path, parts)
             if part is None or part.is_strict:
-                raise InvalidRequestError(
-                    f"{place}: {len(with_pattern)} patterns meet in one value; at most {MAX_MERGED_PATTERNS} are allowed: "
+                raise place.refusal(
+                    f": {len(with_pattern)} patterns meet in one value; at most {MAX_MERGED_PATTERNS} are allowed: "
                     "write one pattern"
                 )
             del nodes[path]["pattern"]
@@ -60,7 +60,9 @@ def _groups(nodes: _Nodes, where: str) -> Iterable[frozenset[str]]:
         children = _children(group, nodes)
         num_visits += len(group) + sum(map(len, children))
         if num_visits > MAX_VISITS:
-            raise InvalidRequestError(f"{where}: too many subschemas describe the same values: simplify the schema")
+            raise InvalidRequestError(
+                f"{where}: too many subschemas describe the same values: simplify the schema", "structured_outputs"
+            )
         stack += [inner for each in children if len(inner := _same_value(each, nodes)) > 1]
     return found
 

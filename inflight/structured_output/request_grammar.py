@@ -49,6 +49,12 @@ class RequestGrammar:
         return f"the grammar could not be compiled: {type(error).__name__}: {error}"
 
     @property
+    def failure_param(self) -> str:
+        """The parameter that a compilation has refused; "" if it is not known."""
+        error = self.future.exception() if self.future.done() and not self.future.cancelled() else None
+        return error.param if isinstance(error, InvalidRequestError) else ""
+
+    @property
     def was_refused(self) -> bool:
         """Whether it was not compiled because another client's grammar needed its place in the queue."""
         is_done = self.future.done() and not self.future.cancelled()

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from inflight.structured_output.json_schema import ASSERTIONS, WITH_SCHEMAS, find_part, name_place, subschemas
-from inflight.structured_output.spec import SchemaPart
+from inflight.structured_output.spec import SchemaPart, SchemaPlace
 
 Refuses = Callable[[object], str]  # a schema -> why the library refuses it, or ""
 
@@ -19,7 +19,9 @@ MAX_TRIED_CHARACTERS = 2_000_000  # of all schemas that are tried for one keywor
 
 
 # Any: JSON
-def leave_out_refused(schema: dict[str, Any], refuses: Refuses, parts: Sequence[SchemaPart], where: str) -> list[str]:
+def leave_out_refused(
+    schema: dict[str, Any], refuses: Refuses, parts: Sequence[SchemaPart], where: str
+) -> list[SchemaPlace]:
     """Remove from the lenient parts of `schema`, in place, what the library refuses. If no single keyword is the cause, a whole
     part is removed. What the library refuses in a strict part stays.
 
@@ -27,7 +29,7 @@ def leave_out_refused(schema: dict[str, Any], refuses: Refuses, parts: Sequence[
         the places of what was removed, as `relax_schema` does.
     """
     lenient = [part for part in parts if not part.is_strict]
-    left_out: list[str] = []
+    left_out: list[SchemaPlace] = []
     while lenient and (error := refuses(schema)):
         path, node, keyword = find_refused(schema, refuses, error) if len(left_out) < MAX_FOUND else ("", None, "")
         part = None if node is None else find_part(path, parts)

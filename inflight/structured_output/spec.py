@@ -1,10 +1,11 @@
-"""`GrammarSpec`: what a request's output must match. `SchemaPart`: a part of a schema with its own name. `ArgumentTags`: the
-text around the properties of an object."""
+"""`GrammarSpec`: what a request's output must match. `SchemaPart`: a part of a schema with its own name. `SchemaPlace`: a place
+in a schema. `ArgumentTags`: the text around the properties of an object."""
 
 import json
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from inflight.errors import InvalidRequestError
 from inflight.structured_outputs_params import JSON_CONSTRAINTS, StructuredOutputsParams
 
 MAX_WHITESPACE = 64  # characters between two JSON tokens; without this limit some models emit white space forever
@@ -74,19 +75,45 @@ class SchemaPart(NamedTuple):
 
     Attributes:
         pointer: the JSON pointer of the part, such as "#/items/anyOf/0"; "#" for the whole schema.
-        name: the name of the part in error messages, such as "tools[0] ('f')".
+        param: the parameter of the request that has the part, such as "tools[0]".
         is_strict: whether keywords that cannot be enforced are refused. If false, they are left out.
+        function: the name of the tool's function; empty if the part is no tool.
     """
 
     pointer: str
-    name: str
+    param: str
     is_strict: bool
+    function: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the part in messages, such as "tools[0] ('f')"."""
+        return f"{self.param} ({self.function!r})" if self.function else self.param
 
     @property
     def takes_malformed(self) -> bool:
         """Whether keywords that JSON Schema does not allow are left out, too: those of a tool that is not strict. A client
         often gets its tools from somewhere else, but it writes the format of an answer itself."""
-        return not self.is_strict and self.name != RESPONSE_FORMAT
+        return not self.is_strict and self.param != RESPONSE_FORMAT
+
+
+class SchemaPlace(NamedTuple):
+    """A place in a schema, in the words of the schema's author.
+
+    Attributes:
+        param: the parameter of the request that has the schema, such as "tools[0]". If `text` names it, then at its beginning.
+        text: the name of the part, and the path in the part, such as "tools[0] ('f'): #/properties/a".
+    """
+
+    param: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def refusal(self, problem: str) -> InvalidRequestError:
+        """`problem` follows the place in the message."""
+        return InvalidRequestError(f"{self.text}{problem}", self.param)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,17 +82,22 @@ def parse_structural_tag(text: str) -> StructuralTag:
     try:
         document = msgspec.convert(json.loads(text), _Document)
     except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"structural_tag: {error}; docs/structured-output.md has its fields") from error
+        raise InvalidRequestError(
+            f"structural_tag: {error}; docs/structured-output.md has its fields", "structural_tag"
+        ) from error
     separator = None if document.separator is msgspec.UNSET else document.separator
     otherwise = None if document.otherwise is msgspec.UNSET else document.otherwise
     triggers = document.triggers
     if document.at_least_one and separator is None:
-        raise InvalidRequestError("structural_tag: at_least_one needs a separator between two tags")
+        raise InvalidRequestError("structural_tag: at_least_one needs a separator between two tags", "structural_tag")
     if otherwise is not None and (separator is None or document.at_least_one):
-        raise InvalidRequestError("structural_tag: otherwise needs a separator, and must not be used with at_least_one")
+        raise InvalidRequestError(
+            "structural_tag: otherwise needs a separator, and must not be used with at_least_one", "structural_tag"
+        )
     if otherwise is None and "" in triggers:  # every free text would begin with an empty trigger
         raise InvalidRequestError(
-            f"structural_tag: triggers={list(triggers)!r} has an empty string; give the text that starts a tag"
+            f"structural_tag: triggers={list(triggers)!r} has an empty string; give the text that starts a tag",
+            "structural_tag",
         )
     for i, tag in enumerate(document.structures):
         matching = [trigger for trigger in triggers if tag.begin.startswith(trigger)]
@@ -100,11 +105,14 @@ def parse_structural_tag(text: str) -> StructuralTag:
             found = " and ".join(map(repr, matching)) or "none of them"
             raise InvalidRequestError(
                 f"structural_tag: structures[{i}]: begin={tag.begin!r} must start with exactly one trigger, but starts with "
-                f"{found}"
+                f"{found}",
+                "structural_tag",
             )
     for trigger in triggers:
         if not any(tag.begin.startswith(trigger) for tag in document.structures):
-            raise InvalidRequestError(f"structural_tag: no structure begins with the trigger {trigger!r}")
+            raise InvalidRequestError(
+                f"structural_tag: no structure begins with the trigger {trigger!r}", "structural_tag"
+            )
     return StructuralTag(
         document.structures, triggers, separator, document.at_least_one, document.stop_after_first, otherwise
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 from inflight.errors import InvalidRequestError
 from inflight.structured_output.references import moved, referred
+from inflight.structured_output.spec import SchemaPart
 from inflight.structured_output.structural_tag import Tag
 
 Schema = Mapping[str, Any]  # Any: JSON
@@ -50,8 +51,7 @@ class TaggedObject:
         self.rules: list[str] = []
         self._name = name
         self._tags = tag.arguments
-        self._subject = tag.parts[0].name if tag.parts else "structural_tag"
-        self._is_strict = not tag.parts or tag.parts[0].is_strict
+        self._part = tag.parts[0] if tag.parts else SchemaPart("#", "structural_tag", is_strict=True)
         self._root: Schema = tag.schema if isinstance(tag.schema, Mapping) else {}
         self._write_text = write_text
         self._write_closed = write_closed
@@ -190,16 +190,18 @@ class TaggedObject:
         self._num_parts += 1
         if self._num_parts > _MAX_PARTS:
             raise InvalidRequestError(
-                f"{self._subject}: its anyOf, oneOf and allOf, with the targets of their $ref, are more than {_MAX_PARTS} "
-                "parts; at most so many are supported in calls of this model, whose arguments are not JSON"
+                f"{self._part.name}: its anyOf, oneOf and allOf, with the targets of their $ref, are more than {_MAX_PARTS} "
+                "parts; at most so many are supported in calls of this model, whose arguments are not JSON",
+                self._part.param,
             )
 
     def _refuse(self, node: Schema, keywords: Sequence[str], where: str) -> None:
         found = next((keyword for keyword in keywords if keyword in node), None)
-        if self._is_strict and found is not None:
+        if self._part.is_strict and found is not None:
             raise InvalidRequestError(
-                f"{self._subject}: {where}/{found} is not supported in calls of this model, whose arguments are not JSON: "
-                "leave it out, or set strict to false"
+                f"{self._part.name}: {where}/{found} is not supported in calls of this model, whose arguments are not JSON: "
+                "leave it out, or set strict to false",
+                self._part.param,
             )
 
 

@@ -7,6 +7,7 @@ only plain JSON data. See https://huggingface.co/docs/transformers/chat_templati
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import jinja2.meta
 from jinja2 import nodes
 
 from inflight.errors import InvalidRequestError, TokenizerError
+from inflight.hub import read_json
 from inflight.tokenizer.folder_tokenizer import read_special_tokens, read_tokenizer_config
+from inflight.tokenizer.image_parts import check_number, check_texts
 from inflight.tokenizer.messages import TOOL, check_messages, check_objects, check_template_kwargs
 from inflight.tokenizer.probes import QUESTION
 from inflight.tokenizer.reasoning_effort import ReasoningEffort
@@ -29,21 +32,42 @@ _PROBE_STEPS = 2**22  # an invented conversation is short, and a template is ren
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """
+    Attributes:
+        text: the prompt. It already contains the special tokens, so encode it with add_special_tokens=False.
+        images: the numbers of the images, in the order in which they stand in the text. The text of each image is `image_text`.
+        image_text: "" if there are no images.
+    """
+
+    text: str
+    images: tuple[int, ...] = ()
+    image_text: str = ""
+
+
 class ChatTemplate:
     """The templates of one tokenizer, by name. Only "default" and "tool_use" are used.
 
     Attributes:
         default_source: the Jinja text of the template "default"; None if there is no such template.
+        takes_images: whether the model reads images.
     """
 
-    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, sources: Mapping[str, str], special_tokens: Mapping[str, str] | None = None, image_token: str = ""
+    ) -> None:
         """Compile the templates.
+
+        Args:
+            image_token: the token for an image, as text; "" if the model reads no images.
 
         Raises:
             TokenizerError: a template is not valid Jinja.
         """
         self.default_source = sources.get("default")
         sandbox = TemplateSandbox()
+        self.takes_images = bool(image_token)
         self._special_tokens = dict(special_tokens or {})
         self._compiled: dict[str, jinja2.Template] = {}
         self._forms: dict[str, TemplateForm] = {}
@@ -54,22 +78,25 @@ class ChatTemplate:
                 parsed = sandbox.read(source)
                 self._tool_names[name] = _name_of_tools(parsed)
                 self._efforts[name] = ReasoningEffort(partial(self._takes_effort, name))
-                self._forms[name] = TemplateForm(partial(self._probe, name), loops=_loops_over_content(parsed))
+                self._forms[name] = TemplateForm(
+                    partial(self._probe, name), loops=_loops_over_content(parsed), image_token=image_token
+                )
                 self._compiled[name] = sandbox.make(parsed)
             except Exception as error:  # too deep nesting is a SyntaxError, a RecursionError or a MemoryError
                 line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
                 raise TokenizerError(f"the chat template {name!r} is not valid{line}: {error}") from error
 
     @classmethod
-    def from_folder(cls, folder: Path, given: str | None = None) -> "ChatTemplate":
+    def from_folder(cls, folder: Path, given: str | None = None, image_token: str = "") -> "ChatTemplate":
         """Uses the template `given` (the name of one of the folder's templates, Jinja text, or a file). If it is None, uses the
-        folder's chat_template.jinja and additional_chat_templates/NAME.jinja. If there is no such file, uses the templates in
-        tokenizer_config.json.
+        folder's chat_template.jinja and additional_chat_templates/NAME.jinja. If there is no such file, uses the template in
+        chat_template.json, where older models that read images have it, or else the templates in tokenizer_config.json.
 
         A folder without a template is no error here, because base models have none. Only `render` raises an error then.
         """
         config = read_tokenizer_config(folder)
-        return cls(choose_source(given, lambda: _find_sources(folder, config)), read_special_tokens(config))
+        sources = choose_source(given, lambda: _find_sources(folder, config))
+        return cls(sources, read_special_tokens(config), image_token)
 
     def render(
         self,
@@ -81,10 +108,31 @@ class ChatTemplate:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Returns the prompt. It already contains the special tokens, so encode it with add_special_tokens=False.
+        """Returns the prompt of messages without images. The arguments are those of `render_chat`."""
+        return self.render_chat(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        ).text
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],  # Any: JSON
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> RenderedChat:
+        """Writes the prompt.
 
         Args:
-            messages: `{"role": ..., "content": text or [{"type": "text", "text": ...}], ...}`.
+            messages: `{"role": ..., "content": text or a list of parts, ...}`. A part is `{"type": "text", "text": ...}` or
+                `{"type": "image", "number": N}`.
             tools: JSON schemas of functions.
             add_generation_prompt: end with the header of an assistant message.
             continue_final_message: leave out the end of the last message, so that the model continues it.
@@ -92,32 +140,52 @@ class ChatTemplate:
 
         Raises:
             TokenizerError: there is no template.
-            InvalidRequestError: the messages are malformed, or the template refuses them.
+            InvalidRequestError: the messages are malformed, the template refuses them, or a text contains what stands for an
+                image in the prompts of a model that reads images.
         """
         if continue_final_message and add_generation_prompt:
             raise InvalidRequestError(
                 "continue_final_message and add_generation_prompt exclude each other: the first goes on with the last "
-                "message, the second opens a new one; set one of them to False"
+                "message, the second opens a new one; set one of them to False",
+                "continue_final_message",
             )
         name = self._select(has_tools=bool(tools))
         conversation = check_messages(messages)
         content = conversation[-1].get("content")
         has_content = bool(content) or isinstance(content, str)
-        conversation = self._forms[name].prepare(conversation, continues=continue_final_message)
+        form = self._forms[name]
+        tools, given = check_objects(tools, "tools", TOOL), conversation
+        conversation, images = form.prepare(conversation, continues=continue_final_message)
         final_text = _tag_final_message(conversation, has_content=has_content) if continue_final_message else ""
         variables: dict[str, Any] = {
             **self._special_tokens,
             **self._variables(name, chat_template_kwargs),
             "messages": conversation,
-            self._tool_names[name]: self._forms[name].prepare_tools(check_objects(tools, "tools", TOOL)),
+            self._tool_names[name]: form.prepare_tools(tools),
             "documents": check_objects(documents, "documents", "a dict like {'title': ..., 'text': ...}") or None,
             "add_generation_prompt": add_generation_prompt,
         }
+        if images or self.takes_images:
+            check_texts({"messages": given, "tools": tools, "documents": variables["documents"]}, form.images.texts)
         budget = TemplateBudget.of_chat(len(conversation), sum(map(_num_characters, conversation)))
         rendered = _render(self._compiled[name], variables, budget)
-        if not continue_final_message:
-            return rendered
-        return _cut_at_tag(rendered, final_text)
+        if continue_final_message:
+            rendered = _cut_at_tag(rendered, final_text)
+        if not images:
+            return RenderedChat(rendered)
+        check_number(rendered, form.images.text, len(images))
+        return RenderedChat(rendered, tuple(images), form.images.text)
+
+    def render_plain(self, variables: Mapping[str, Any], *, num_messages: int, num_characters: int) -> str:
+        """Renders the template "default" with these variables and the special tokens. Nothing is changed to fit the template.
+
+        Args:
+            num_messages, num_characters: of the variables; they bound what the template may do.
+
+        Raises: as `render`.
+        """
+        budget = TemplateBudget.of_chat(num_messages, num_characters)
+        return _render(self._compiled[self._select(has_tools=False)], {**self._special_tokens, **variables}, budget)
 
     def _variables(self, name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
         """The further variables of a request, with a level of effort that the template takes."""
@@ -202,6 +270,10 @@ def _find_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     sources = {name: _read_text(path) for name, path in files.items()}
     if "default" in sources:
         return sources
+    of_processor = folder / "chat_template.json"
+    found = read_json(of_processor).get("chat_template") if of_processor.is_file() else None
+    if isinstance(found, str):
+        return {**sources, "default": found}
     of_config = _of_config(folder, config)
     return {**{name: source for name, source in of_config.items() if not sources or name == "default"}, **sources}
 
@@ -283,14 +355,17 @@ def _tag_final_message(conversation: list[dict[str, Any]], *, has_content: bool)
         text: str = content[-1]["text"]
         content[-1]["text"] = text + _CONTINUE_TAG
         return text
-    raise InvalidRequestError("continue_final_message: the last message has no content to continue")
+    raise InvalidRequestError(
+        "continue_final_message: the last message has no content to continue", "continue_final_message"
+    )
 
 
 def _cut_at_tag(rendered: str, final_text: str) -> str:
     tag = _CONTINUE_TAG.strip()
     if tag not in rendered or final_text.strip() not in rendered:
         raise InvalidRequestError(
-            "continue_final_message: the chat template leaves out (part of) the last message, so it cannot be continued"
+            "continue_final_message: the chat template leaves out (part of) the last message, so it cannot be continued",
+            "continue_final_message",
         )
     at = rendered.rindex(tag)
     if rendered[at:].startswith(_CONTINUE_TAG):

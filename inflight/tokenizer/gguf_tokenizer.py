@@ -2,7 +2,7 @@
 
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md defines the keys. The model "gpt2" is byte-level BPE,
 with one of the splits of gguf_splits.py. The model "llama" is the BPE of sentencepiece, without normalisation: spaces become
-U+2581, and characters that no token has become bytes.
+U+2581, and characters that no token has become bytes. The model "bert" is WordPiece (gguf_word_pieces.py).
 """
 
 import numpy as np
@@ -13,6 +13,7 @@ from inflight.config.gguf_file import GgufFile, GgufStrings
 from inflight.errors import TokenizerError
 from inflight.tokenizer.chat_template import ChatTemplate, choose_source
 from inflight.tokenizer.gguf_splits import PRE, SPLITS, Split, find_split
+from inflight.tokenizer.gguf_word_pieces import surround_pairs, word_piece_tokenizer, word_pieces
 from inflight.tokenizer.tokenizer import Tokenizer
 
 _PREFIX = "tokenizer.ggml."
@@ -23,6 +24,8 @@ _SPECIAL_TOKENS = {
     "unk_token": "unknown_token_id",
     "sep_token": "seperator_token_id",  # as the format spells it
     "pad_token": "padding_token_id",
+    "cls_token": "cls_token_id",
+    "mask_token": "mask_token_id",
 }
 _CHAT_TEMPLATE = "tokenizer.chat_template"
 
@@ -34,18 +37,23 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     """
     model = file.metadata.get(f"{_PREFIX}model")
     is_sentencepiece = model == "llama" and f"{_PREFIX}precompiled_charsmap" not in file.metadata
-    if not is_sentencepiece and model != "gpt2":
+    if not is_sentencepiece and model not in ("gpt2", "bert"):
         raise _unusable(
             file,
-            f"{_PREFIX}model={model!r} cannot be made into a tokenizer; 'gpt2' can, and 'llama' can, if the file has no "
-            "normalisation of its own",
+            f"{_PREFIX}model={model!r} cannot be made into a tokenizer; 'gpt2' and 'bert' can, and 'llama' can, if the "
+            "file has no normalisation of its own",
         )
     tokens = _strings(file, "tokens")
+    if model == "bert":
+        tokens = word_pieces(tokens)
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
         raise _unusable(file, f"{_PREFIX}tokens lists a token twice")
     special = _special_tokens(file, tokens)
-    if is_sentencepiece:
+    if model == "bert":
+        unknown = _token(file, "unknown_token_id", tokens)
+        backend = word_piece_tokenizer(vocabulary, "[UNK]" if unknown is None else unknown)
+    elif is_sentencepiece:
         backend = _sentencepiece(file, tokens, vocabulary)
         has_bos = True
     else:
@@ -56,6 +64,13 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
         backend = _byte_level(file, vocabulary, split)
         has_bos = split.has_bos
     _add_tokens(file, backend, tokens)
+    if model == "bert":
+        first = special.get("cls_token", special.get("bos_token"))  # newer files have it as BOS
+        last = special.get("sep_token")
+        if first is None or last is None:
+            raise _unusable(file, f"{_PREFIX}bos_token_id or {_PREFIX}seperator_token_id is missing")
+        surround_pairs(backend, first, last)
+        return Tokenizer(backend, special)
     _surround(file, backend, special, has_bos=has_bos)
     return Tokenizer(backend, special)
 
@@ -104,7 +119,7 @@ def _sentencepiece(file: GgufFile, tokens: list[str], vocabulary: dict[str, int]
     return backend
 
 
-def gguf_chat_template(file: GgufFile, given: str | None = None) -> ChatTemplate:
+def gguf_chat_template(file: GgufFile, given: str | None = None, image_token: str = "") -> ChatTemplate:
     """Uses the template `given` (the name of one of the file's templates, Jinja text, or another file). If it is None, uses the
     templates in the GGUF file."""
     sources = {
@@ -112,7 +127,8 @@ def gguf_chat_template(file: GgufFile, given: str | None = None) -> ChatTemplate
         for key, value in file.metadata.items()
         if isinstance(value, str) and (key == _CHAT_TEMPLATE or key.startswith(f"{_CHAT_TEMPLATE}."))
     }
-    return ChatTemplate(choose_source(given, lambda: sources), _special_tokens(file, _strings(file, "tokens")))
+    special_tokens = _special_tokens(file, _strings(file, "tokens"))
+    return ChatTemplate(choose_source(given, lambda: sources), special_tokens, image_token)
 
 
 def _unusable(file: GgufFile, why: str) -> TokenizerError:

@@ -12,6 +12,25 @@ Message = Mapping[str, Any]  # Any: JSON
 Conversation = list[dict[str, Any]]  # Any: JSON
 
 
+_MAX_ROLES = 16  # clients choose the names of roles, so the memory for them needs a bound
+
+
+class PerRole:
+    """A property of a template that may differ from role to role. It is found out once for each of the first roles. Later ones
+    count as the user's."""
+
+    def __init__(self, find: Callable[[str], bool]) -> None:
+        self._find = find
+        self._found: dict[str, bool] = {}
+
+    def __call__(self, role: str) -> bool:
+        if role not in self._found:
+            role = role if len(self._found) < _MAX_ROLES else "user"
+        if role not in self._found:
+            self._found[role] = self._find(role)
+        return self._found[role]
+
+
 class Render(Protocol):
     def __call__(
         self, messages: Sequence[Message], tools: Sequence[Message], *, add_generation_prompt: bool = False

@@ -25,8 +25,11 @@ def read_tokenizer(model_folder: Path, tokenizer: str | None) -> Tokenizer:
         return folder_tokenizer(source)
 
 
-def read_chat_template(model_folder: Path, tokenizer: str | None, given: str | None) -> ChatTemplate:
+def read_chat_template(
+    model_folder: Path, tokenizer: str | None, given: str | None, image_token: str = ""
+) -> ChatTemplate:
     """Read the chat template of the tokenizer. If `given` (Jinja text, or a file) is not None, it is used instead.
+    `image_token`: the model's token for an image, as text; "" if it reads none.
 
     Raises:
         ConfigError: the template cannot be read, or is not valid.
@@ -34,8 +37,8 @@ def read_chat_template(model_folder: Path, tokenizer: str | None, given: str | N
     source = _source(model_folder, tokenizer)
     with named_errors(TokenizerError, source, "its chat template"):
         if source.is_file():
-            return gguf_chat_template(read_gguf(source), given)
-        return ChatTemplate.from_folder(source, given)
+            return gguf_chat_template(read_gguf(source), given, image_token)
+        return ChatTemplate.from_folder(source, given, image_token)
 
 
 def _source(model_folder: Path, tokenizer: str | None) -> Path:

@@ -27,16 +27,26 @@ from inflight.tokenizer.history.system_messages import SystemMessages
 from inflight.tokenizer.history.tool_fields import ToolFields
 from inflight.tokenizer.history.tool_turns import ResultOrder, SingleCalls, TextBesideCalls
 from inflight.tokenizer.history.written_calls import WrittenCalls
+from inflight.tokenizer.image_parts import ImageParts, image_numbers
 from inflight.tokenizer.probes import Conversation, Render, TemplateProbe
 
 
 class TemplateForm:
-    """Of one template. `render` raises an `InvalidRequestError` if the template refuses the messages."""
+    """Of one template. `render` raises an `InvalidRequestError` if the template refuses the messages.
 
-    def __init__(self, render: Render, *, loops: bool) -> None:
-        """`loops`: whether the template has a loop over a message's content. It counts where nothing else is found out."""
+    Attributes:
+        images: how the template writes images.
+    """
+
+    def __init__(self, render: Render, *, loops: bool, image_token: str = "") -> None:
+        """
+        Args:
+            loops: whether the template has a loop over a message's content. It counts where nothing else is found out.
+            image_token: the model's token for an image, as text; "" if it has none.
+        """
+        self.images = ImageParts(render, image_token)
         # Probes are completed by the rules that look at one message only.
-        self._fields = MessageFields(TemplateProbe(render), loops=loops)
+        self._fields = MessageFields(TemplateProbe(render), self.images, loops=loops)
         probe = TemplateProbe(render, self._fields.complete)
         self._other_roles = OtherRoles(probe)
         self._written_calls = WrittenCalls(probe)
@@ -51,8 +61,9 @@ class TemplateForm:
         """Returns checked tools with the fields that the template needs; None if there are none."""
         return self._tool_fields.complete(tools) if tools else None
 
-    def prepare(self, conversation: Conversation, *, continues: bool = False) -> Conversation:
-        """Returns checked messages in the form that the template can write. `continues`: the model goes on with the last."""
+    def prepare(self, conversation: Conversation, *, continues: bool = False) -> tuple[Conversation, list[int]]:
+        """Returns checked messages in the form that the template can write, and the numbers of their images in the order in
+        which it writes them. `continues`: the model goes on with the last message."""
         found = [
             {**message, "role": "system"} if message["role"] == "developer" else message
             for message in as_tool_calls(conversation)
@@ -65,4 +76,4 @@ class TemplateForm:
             found = self._single_calls.arrange(found)
             found = self._text_beside_calls.arrange(found)
         found = self._neighbours.arrange(found, ends=not continues)
-        return self._fields.complete(found)
+        return self._fields.complete(found), image_numbers(found)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import tokenizers
 from tokenizers import AddedToken
 
+from inflight.tokenizer.cut_text import encode_cut
 from inflight.tokenizer.failures import decoding_failure, encoding_failure
 from inflight.tokenizer.incremental import ByteLevelDecoder, IncrementalDecoder
 from inflight.tokenizer.longest_token import components_of, fewest_tokens
@@ -78,8 +79,15 @@ class Tokenizer:
             # `encode_batch` releases the interpreter lock. A million characters take a second, in which other threads must run.
             encoded: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         except BaseException as error:
-            raise encoding_failure(error) from None
+            raise encoding_failure(error, "prompt") from None
         return encoded
+
+    def encode_cut(self, text: str, most: int, add_special_tokens: bool = True) -> list[int]:
+        """See `cut_text.encode_cut`. Raises as `encode`."""
+        try:
+            return encode_cut(self._backend, text, most, add_special_tokens)
+        except BaseException as error:
+            raise encoding_failure(error, "prompt") from None
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Returns the text of the tokens. Ids without a token (a model's vocabulary may have such padding) add no text."""

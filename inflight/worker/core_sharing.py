@@ -3,7 +3,7 @@
 Linux counts how long a thread waits for a core (device/core_waiting.py). If threads wait long, they *have company*: other
 programs use their cores, or a quota of processor time stops them. `CoreWatch` reports this in the log and in the metrics.
 
-- **One compute thread** (`CoreBinding`): all other ranks wait for this thread in every sum. On a quiet machine the thread is
+- **One compute thread** (core_binding.py): all other ranks wait for this thread in every sum. On a quiet machine the thread is
   best on a core of its own: otherwise it often wakes on the core of the rank that has woken it. Beside another program it is
   best unbound: then it continues on the core of a rank that sleeps.
 - **Several compute threads** (`LeaderPlace`): nobody waits for a thread that the operating system has stopped
@@ -16,15 +16,12 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from inflight.device.core_waiting import SHARED, core_of, idle_seconds, waited_seconds
 
 logger = logging.getLogger(__name__)
 
-# For `CoreBinding`: waiting is measured over windows of at least WINDOW_SECONDS. The thread is bound again
-# CALM_SECONDS after the last window with company.
-WINDOW_SECONDS, CALM_SECONDS = 0.02, 0.15
+WINDOW_SECONDS = 0.02  # the shortest time over which bindings measure how long threads wait
 IDLE = 0.4  # a core that was idle for this share of a window is free
 # For the log and the metrics. Both times are longer, so a short load, such as a page that a browser opens, is not reported.
 LOG_WINDOW_SECONDS, LOG_CALM_SECONDS = 0.5, 10.0
@@ -64,33 +61,17 @@ class CoreSharing:
         return self.is_shared != was_shared
 
 
-class CoreBinding:
-    """Binds a thread of this process to `core`, or lets it use all of `cores`. All calls come from one thread.
-    `waited_seconds` and `clock` are as in `CoreWatch`."""
+class Binding:
+    """Where compute threads run, and how many of them: changed from step to step."""
 
-    def __init__(
-        self,
-        thread_id: int,
-        core: int,
-        cores: Sequence[int],
-        waited_seconds: Callable[[int], float] = waited_seconds,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._thread_id, self._core, self._cores = thread_id, core, cores
-        waited = partial(waited_seconds, thread_id)
-        self._sharing = CoreSharing(waited, clock, window=WINDOW_SECONDS, calm=CALM_SECONDS)
+    def begin(self) -> None:
+        """Call this before a step, while no other step computes."""
 
     def update(self) -> None:
-        """Change the binding if company has come or gone."""
-        if self._sharing.has_changed():
-            is_free = self._sharing.is_shared
-            os.sched_setaffinity(self._thread_id, self._cores if is_free else [self._core])
-            logger.debug(
-                "the compute thread of core %d %s", self._core, "may leave it" if is_free else "is bound again"
-            )
+        """Call this after each step."""
 
 
-class LeaderPlace:
+class LeaderPlace(Binding):
     """Brings the leader of several threads back to its core. The leader, which opens the tasks of a team, may use all cores of
     its rank; each other thread is bound to a core. If another program computes on the leader's core, Linux moves the leader to
     the core of another thread. When the program has ended, Linux leaves the leader there for some tenths of a second: while
@@ -135,7 +116,7 @@ class CoreWatch:
 
     Args:
         thread_ids: the rank's compute threads.
-        binding: changes the binding of a thread; None if the threads are not bound, or if the user has named their cores.
+        binding: changes what the threads may use; None if the threads are not bound, or if the user has named their cores.
         waited_seconds: how long a thread has waited for a core since it began.
         clock: seconds.
     """
@@ -143,7 +124,7 @@ class CoreWatch:
     def __init__(
         self,
         thread_ids: Sequence[int],
-        binding: CoreBinding | LeaderPlace | None = None,
+        binding: Binding | None = None,
         waited_seconds: Callable[[int], float] = waited_seconds,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -153,6 +134,11 @@ class CoreWatch:
     @property
     def shares_cores(self) -> bool:
         return self._sharing.is_shared
+
+    def begin(self) -> None:
+        """Call this before a step, while no other step computes."""
+        if self._binding is not None:
+            self._binding.begin()
 
     def update(self) -> None:
         """Call this after each step."""

@@ -10,7 +10,9 @@ less: the operating system moves the other program to the core that became free.
 """
 
 import logging
+import math
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -28,6 +30,7 @@ DECISION_SECONDS = 0.1  # the shortest time between two decisions; a window is t
 WAITED = 0.25  # a thread that waits for its core for more than this share of a window has a busy neighbour
 ROOM = 0.5  # if the rank's cores together were idle for this share of a window, there is room for one more thread
 MOST_PATIENCE = 16  # windows
+PAUSE_SECONDS = 0.2  # after a pause of this length, the next step begins with as many threads as cores were free
 
 
 class ComputeThreads:
@@ -60,10 +63,13 @@ class ComputeThreads:
 
 class FewerThreads(LeaderPlace):
     """Decides with how many threads a rank computes: with all of them, or with fewer, but not with fewer than half. Half is a
-    fair share of the cores if as many other programs compute. All calls come from one thread.
+    fair share of the cores if as many other programs compute. Steps may end in one thread and begin in another one.
 
     If the cores were idle, one more thread is tried. If this thread was too many, the next attempt comes after twice as many
     windows, up to MOST_PATIENCE. So attempts cost little where cores are idle for other reasons, such as serial parts of steps.
+
+    After a pause the first step already leaves out as many threads as cores were busy in the pause. Without this, a long
+    prompt would be computed at a fifth of the speed before the first decision.
 
     Args:
         threads: all of them compute at the beginning.
@@ -88,12 +94,32 @@ class FewerThreads(LeaderPlace):
         self._is_attempt = False
         self._patience = 1
         self._num_idle_windows = 0
+        self._lock = threading.Lock()
+        self._last_end = math.inf  # when the last step ended
         self._start = clock()
         self._waited, self._idle = self._read()
 
+    def begin(self) -> None:
+        with self._lock:
+            now = self._clock()
+            pause = now - self._last_end
+            if pause < PAUSE_SECONDS:
+                return
+            idle_before = self._idle
+            self._start = now
+            self._waited, self._idle = self._read()
+            num_busy = round(len(self._threads.cores) - (self._idle - idle_before) / pause)
+            num_threads = max(self._fewest, len(self._threads.cores) - max(0, num_busy))
+            if num_threads != self.num_threads:
+                self._use(num_threads, is_attempt=num_threads > self.num_threads)
+
     def update(self) -> None:
         super().update()
-        now = self._clock()
+        with self._lock:
+            self._last_end = self._clock()
+            self._decide(self._last_end)
+
+    def _decide(self, now: float) -> None:
         seconds = now - self._start
         if seconds < DECISION_SECONDS:
             return

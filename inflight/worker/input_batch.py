@@ -50,6 +50,10 @@ class StepInputs:
         ends, num_draws = self.query_start_loc[1:][self.sampling_rows], np.diff(self.draw_start_loc)
         return np.repeat(ends - self.draw_start_loc[1:], num_draws) + np.arange(self.draw_start_loc[-1], dtype=np.int64)
 
+    def rope_positions(self, deltas: Int32Array) -> Int32Array:
+        """[num_tokens]: the positions for rotary embeddings. `deltas`, [num_rows], are added to those of each row."""
+        return self.positions + np.repeat(deltas, np.diff(self.query_start_loc)) if deltas.any() else self.positions
+
     @property
     def first_positions(self) -> Int32Array:
         """[num_sampling_rows]: the position of each row's first drawn token."""
@@ -64,6 +68,7 @@ class InputBatch:
         self.num_known_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self.block_tables = [np.zeros((max_num_seqs, max_blocks), dtype=np.int32) for _ in range(num_groups)]
+        self.rope_deltas: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)  # of each slot, see `RequestPart`
         self._last_draw = np.full(max_num_seqs, NO_STEP, dtype=np.int64)  # the latest step that draws for the slot
         self._before: tuple[SchedulerOutput, StepInputs] | None = None
         self._block_size = block_size
@@ -75,6 +80,7 @@ class InputBatch:
             self.token_ids[slot, :length] = data.token_ids
             self.num_known_tokens[slot] = length
             self.num_prompt_tokens[slot] = data.num_prompt_tokens
+            self.rope_deltas[slot] = sum([part.rope_delta for part in data.parts])
             for table, block_ids in zip(self.block_tables, data.block_ids, strict=True):
                 table[slot, : len(block_ids)] = block_ids
         for table, delta in zip(self.block_tables, plan.block_table_deltas, strict=True):

@@ -54,6 +54,7 @@ class ModelInput:
     num_prompt_tokens: Int32Array  # [num_sampling_rows]
     new_histories: tuple[NewRequestData, ...]  # the new requests whose older tokens affect their draws or drafts
     parts: StepParts | None  # what the step does for parts of requests
+    rope_deltas: Int32Array  # [num_rows], see `StepInputs.rope_positions`
     message: Future[torch.Tensor] | None  # the tokens that the last pipeline stage draws and sends to this stage
     forward: ForwardInput | None = None
 

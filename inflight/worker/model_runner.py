@@ -86,8 +86,9 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
                 sampling_rows=state.take(slots) if self._draws else None,
                 num_prompt_tokens=batch.num_prompt_tokens[slots],
                 new_histories=self._new_histories(plan) if self._draws else (),
-                parts=self._parts.prepare(plan, inputs, batch) if self._parts.slots else None,
+                parts=self._parts.prepare(plan, inputs, batch) if self._parts.slots or plan.encoder_inputs else None,
                 message=self._post(len(slots)),
+                rope_deltas=batch.rope_deltas[plan.slots],
             )
             if plan.max_draft_tokens.max(initial=-1) >= 0:
                 return model_input
@@ -114,7 +115,7 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
         return ForwardInput(
             inputs=inputs,
             input_ids=device.to_device(inputs.input_ids),
-            positions=device.to_device(inputs.positions),
+            positions=device.to_device(inputs.rope_positions(model_input.rope_deltas)),
             attn_metadata=self._attn_metadata(model_input, inputs),
             drawn_tokens=device.to_device(inputs.drawn_tokens.astype(np.int64)),
             drawn_slots=device.to_device(inputs.drawn_slots.astype(np.int64)),
@@ -174,8 +175,8 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
         if isinstance(hidden, IntermediateTensors):
             return hidden
         if parts is not None:
-            parts.read(hidden, self._model.compute_logits)
-        logits = self._model.compute_logits(hidden if step.rows is not None else hidden[rows])
+            parts.read(hidden, self._model)
+        logits = self._model.compute_logits(hidden[rows] if step.rows is None else hidden[: len(rows)])
         return ForwardOutput(logits, forward_input)
 
     def sample(

@@ -18,6 +18,7 @@ from inflight.models.causal_lm import CausalLM
 from inflight.sample.state import SamplingState
 from inflight.timeline import Timeline
 from inflight.worker.input_batch import InputBatch
+from inflight.worker.parts.images import encoder_cache_bytes
 from inflight.worker.parts.row_parts import RowParts
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.profile_run import cache_spec, run_largest_step
@@ -65,7 +66,7 @@ class RunnerBase(ABC):
         self._sampling_state = SamplingState(
             config.scheduler.max_num_seqs, architecture.vocab_size, device.torch_device
         )
-        self._parts = RowParts(self._stage)
+        self._parts = RowParts(self._stage, self._model)
         self._kv_cache_config: KVCacheConfig | None = None
         self._batch: InputBatch | None = None
         self.arena: Tensor  # uint8 [num_blocks, block_bytes], see `initialize`
@@ -94,7 +95,7 @@ class RunnerBase(ABC):
         """Use the links of a new epoch, which begins after a fault. The steps of the old epoch are void. Weights and KV arena
         stay as they are. Call this only while nothing is computed."""
         self._pipeline = pipeline
-        self._parts = RowParts(self._stage)
+        self._parts = RowParts(self._stage, self._model)
         if self._kv_cache_config is not None:
             self._batch = self._new_batch(self._kv_cache_config)
 
@@ -117,7 +118,7 @@ class RunnerBase(ABC):
                 per_head = layer.num_heads // layer.num_kv_heads
                 scratch_bytes = self._backend.scratch_bytes(spec, per_head=per_head, num_threads=num_threads)
                 found[per_head, spec.head_dim] = scratch_bytes
-        return sum(found.values())
+        return sum(found.values()) + encoder_cache_bytes(self._model, self._config.model.max_model_len)
 
     def graph_report(self) -> dict[str, Any]:  # Any: JSON
         """See `Worker.graph_report`."""

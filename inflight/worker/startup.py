@@ -19,7 +19,8 @@ from inflight.distributed.world import LoneWorld, World
 from inflight.errors import ConfigError
 from inflight.interface.worker import Rendezvous
 from inflight.kernels.cpu.library import bind_threads, load_kernels
-from inflight.worker.core_sharing import CoreBinding, CoreWatch, LeaderPlace
+from inflight.worker.core_binding import CoreBinding
+from inflight.worker.core_sharing import Binding, CoreWatch, LeaderPlace
 from inflight.worker.fewer_threads import ComputeThreads, FewerThreads, thread_ids
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ def start_threads(config: EngineConfig, place: Place, device: Device) -> CoreWat
     cores = _bind_threads(config, place, device, usable)
     compute_thread = device.submit(partial(_start_pool, config.device.num_threads)).result()
     threads = [compute_thread, *sorted(thread_ids() - before)]
-    binding: CoreBinding | LeaderPlace | None = None
+    binding: Binding | None = None
     if cores is not None and config.device.threads_bind == AUTO:
         kernels = load_kernels()
         if len(cores) == 1:

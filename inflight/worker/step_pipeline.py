@@ -93,6 +93,8 @@ class StepPipeline(WorkerBase):
             self._pipeline.link.post_receive(scheduler_output.step_id, scheduler_output.num_tokens)
         while self._futures and self._futures[0].done():
             self._futures.popleft()
+        if not self._futures and self._core_watch is not None:
+            self._core_watch.begin()
         step = _Step(model_input, before=self._futures[-1] if self._futures else None)
         self._futures.append(step.future)
         self._order.add(

@@ -23,13 +23,29 @@ CORE = (
 EDGES = {
     "model families": (
         *("config/families/*", "config/unknown_family.py", "config/parse_rope.py", "layers/rope_frequencies.py"),
-        *("models/transformers_fallback/*", "config/overrides.py"),
+        *("models/transformers_fallback/*", "worker/fewer_threads.py", "config/overrides.py"),
     ),
     "layers that a plain decoder does not have": (
         *("layers/gated_delta.py", "layers/latent_attention.py", "layers/short_conv.py", "layers/recurrent_*.py"),
         *("kernels/gated_delta.py", "kernels/cpu/gated_delta.py", "kernels/short_conv.py"),
-        *("config/experts.py", "layers/moe.py", "kernels/expert_choice.py", "kernels/cpu/experts.py"),
+        *(
+            "config/experts.py",
+            "layers/moe.py",
+            "layers/dense_and_moe.py",
+            "layers/biased_head.py",
+            "kernels/expert_choice.py",
+            "kernels/cpu/experts.py",
+        ),
+        *("kv_cache/window_group.py", "kv_cache/partings.py", "layers/qk_norm.py"),
         *("kernels/swiglu_oai.py", "layers/attention_sinks.py", "attention/torch_cap_and_sinks.py"),
+        *("layers/layer_norm.py", "layers/plain_mlp.py", "config/plain_mlp.py", "layers/added_embeddings.py"),
+        "layers/token_inputs.py",
+        *("config/whole_prompts.py", "config/added_embeddings.py", "kernels/encoder_ops.py"),
+    ),
+    "images": (
+        *("config/vision.py", "models/vision/*", "interface/images.py", "scheduler/encoder_inputs.py"),
+        *("worker/parts/image*.py", "layers/mrope.py"),
+        *("config/image_args.py", "engine/request/prepared_prompt.py"),
     ),
     "file formats": (
         *("config/gguf_*.py", "config/safetensors_file.py", "config/stored_*.py", "config/weight_format.py"),
@@ -41,7 +57,14 @@ EDGES = {
     "chats": (
         *("tokenizer/history/*", "tokenizer/sandbox/*", "tokenizer/chat_template.py", "tokenizer/template_form.py"),
         *("tokenizer/messages.py", "tokenizer/probes.py", "tokenizer/reasoning_effort.py", "config/reasoning.py"),
-        *("tokenizer/call_arguments.py", "tokenizer/content_parts.py", "engine/request/chats.py"),
+        *(
+            "tokenizer/call_arguments.py",
+            "tokenizer/content_parts.py",
+            "tokenizer/image_parts.py",
+            "engine/request/chats.py",
+            "engine/request/chat_images.py",
+            "tokenizer/user_tokenizer.py",
+        ),
     ),
     "grammars": (
         *("scheduler/grammars.py", "kernels/token_masks.py", "kernels/triton/token_masks.py"),
@@ -66,14 +89,37 @@ EDGES = {
     "results beside the tokens": (
         *("interface/prompt_logprobs.py", "worker/parts/prompt_logprobs.py", "sample/logprobs.py"),
         "engine/request/token_logprobs.py",
+        "engine/request/siblings.py",
     ),
+    "vectors instead of text": (
+        *("config/*pooler.py", "config/sentence_transformers.py", "layers/pooler.py"),
+        *(
+            "interface/pooling.py",
+            "worker/parts/pooling.py",
+            "tokenizer/cut_text.py",
+            "tokenizer/text_pair.py",
+            "tokenizer/prompted_pair.py",
+            "config/prompted_reranker.py",
+            "interface/token_types.py",
+            "worker/parts/token_types.py",
+            "engine/request/prompt_request.py",
+        ),
+    ),
+    "drafts": ("sample/verification.py", "worker/draw_rows.py"),
+    "what measures pipelines": ("engine/start/pipeline_tuning.py",),
     "several engines of one model": (
         *("engine/serving/replicas.py", "engine/serving/routing.py", "engine/serving/cached_index.py"),
+        "config/replica_conflicts.py",
         *("engine/process/remote_replica.py", "engine/process/head_links.py", "kv_cache/*_names.py"),
     ),
     "ranks that others start": ("executor/ray_*.py", "executor/external_launcher.py", "distributed/launcher.py"),
     "what describes a run": (
-        *("worker/profiling.py", "engine/core/chrome_trace.py", "engine/core/step_figures.py"),
+        *(
+            "scheduler/integrity.py",
+            "worker/profiling.py",
+            "engine/core/chrome_trace.py",
+            "engine/core/step_figures.py",
+        ),
         *("engine/serving/readiness.py", "engine/serving/output_lengths.py"),
     ),
 }

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inflight.config.families import NAMES as FAMILIES
+from inflight.config.families import VISION_NAMES as VISION_FAMILIES
+from inflight.engine.request.answer_parts import ANSWER_PARTS
 from inflight.entrypoints.apis import APIS
 from inflight.executor.selector import OWN as EXECUTORS
 from inflight.interface.part_kinds import PART_KINDS
@@ -71,15 +73,20 @@ def all_edges() -> list[Edge]:
     ]
     families = [
         edge("model family", name, [f"config/families/{name}.py"], ["config/families/__init__.py"], [name])
-        for name in FAMILIES
+        for name in (*FAMILIES, *VISION_FAMILIES)
     ]
     layers = [
         edge("layer", file, [file], ["models/layer_kinds.py"]) for file in _files_of((*MIXERS.values(), *MLPS.values()))
     ]
-    part_tables = ["interface/part_kinds.py", "worker/parts/row_parts.py", "engine/request/answer_parts.py"]
+    part_tables = ["interface/part_kinds.py", "worker/parts/row_parts.py"]
+    answers = ["engine/request/answer_parts.py"]  # some parts only change the model's input
     parts = [
-        edge("request part", kind, [f"interface/{kind}.py", f"worker/parts/{kind}.py"], part_tables)
+        edge(
+            *("request part", kind, [f"interface/{kind}.py", f"worker/parts/{kind}.py"]),
+            part_tables + (answers if kind in ANSWER_PARTS else []),
+        )
         for kind in PART_KINDS
+        if kind != "images"  # this part has rooms of its own: towers, media, and its half of the scheduler
     ]
     unpackers = ["model_loader/gguf_blocks.py"]
     gguf_types = [edge("type of GGUF tensors", name, [], unpackers, [name]) for name in UNPACKERS]

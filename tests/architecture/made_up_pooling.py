@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from inflight.engine.request.answer_parts import ANSWER_PARTS, AnswerPart
-from inflight.engine.request.input_processor import ProcessedRequest
+from inflight.engine.request.processed import ProcessedRequest
 from inflight.interface.part_kinds import PART_KINDS, RESULT_KINDS
 from inflight.interface.parts import PartResult, RequestPart
 from inflight.interface.request import Float32Array
 from inflight.interface.step import SchedulerOutput
+from inflight.models.causal_lm import CausalLM
 from inflight.tokenizer.tokenizer import Tokenizer
 from inflight.worker.input_batch import InputBatch, StepInputs
-from inflight.worker.parts.reader import ComputeLogits, Found, PartReader, PartWork, prompt_rows
+from inflight.worker.parts.reader import Found, PartReader, PartWork, prompt_rows
 from inflight.worker.parts.row_parts import READERS
 
 LAST, MEAN = "last", "mean"
@@ -31,7 +32,7 @@ class Pooling(RequestPart):
     is_of_leader = True
     max_step_cost = MAX_STEP_TOKENS
 
-    kind: Literal["pooling"] = "pooling"
+    kind: Literal["made_up_pooling"] = "made_up_pooling"
     pooling_type: str
     is_done: bool = False
 
@@ -48,7 +49,7 @@ class Pooling(RequestPart):
 
 @dataclass(frozen=True, kw_only=True)
 class Pooled(PartResult):
-    kind: Literal["pooling"] = "pooling"
+    kind: Literal["made_up_pooling"] = "made_up_pooling"
     values: Float32Array  # [hidden_size]
 
     @property
@@ -62,7 +63,7 @@ class Pooled(PartResult):
 class PoolingReader(PartReader):
     """The compute thread owns the sums. A request begins with its first token."""
 
-    kind = "pooling"
+    kind = "made_up_pooling"
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +78,7 @@ class PoolingReader(PartReader):
                 yield PartWork(reader=self, part=part, arrays=(end,), **row._asdict())
         READ.append(num_tokens)
 
-    def read(self, hidden: Tensor, work: PartWork, arrays: Sequence[Tensor], compute_logits: ComputeLogits) -> Found:
+    def read(self, hidden: Tensor, work: PartWork, arrays: Sequence[Tensor], model: CausalLM) -> Found:
         assert isinstance(work.part, Pooling)
         rows = hidden[work.first_token : work.first_token + work.num_tokens].float()
         total = rows.sum(dim=0)
@@ -93,7 +94,7 @@ class PoolingReader(PartReader):
 
 
 class PoolingAnswer(AnswerPart):
-    kind = "pooling"
+    kind = "made_up_pooling"
 
     def __init__(self, request: ProcessedRequest, tokenizer: Tokenizer | None) -> None:
         self._values: Float32Array | None = None
@@ -111,10 +112,10 @@ READ: list[int] = []
 
 
 def register(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PART_KINDS, "pooling", Pooling)
-    monkeypatch.setitem(RESULT_KINDS, "pooling", Pooled)
-    monkeypatch.setitem(READERS, "pooling", PoolingReader)
-    monkeypatch.setitem(ANSWER_PARTS, "pooling", PoolingAnswer)
+    monkeypatch.setitem(PART_KINDS, "made_up_pooling", Pooling)
+    monkeypatch.setitem(RESULT_KINDS, "made_up_pooling", Pooled)
+    monkeypatch.setitem(READERS, "made_up_pooling", PoolingReader)
+    monkeypatch.setitem(ANSWER_PARTS, "made_up_pooling", PoolingAnswer)
     READ.clear()
 
 

@@ -42,8 +42,9 @@ _TABLE = """
   1     python_schema
   1     structured_outputs_params  python_schema
   1     sampling_params    structured_outputs_params
+  1     pooling_params     sampling_params
   1     config             hub sampling_params
-  1     interface          sampling_params config structured_outputs_params
+  1     interface          sampling_params pooling_params config structured_outputs_params
   1     outputs            sampling_params interface
 
   2a    tokenizer
@@ -67,6 +68,7 @@ _TABLE = """
   2c    processes
 
   3     executor
+  3     multimodal
 
   4     metrics
   4     engine             metrics

@@ -13,9 +13,9 @@ from tests.architecture.core_rooms import CORE, EDGES, kind_of
 from tests.architecture.rooms import ROOMS
 from tests.architecture.source import PACKAGE, ROOT, Package
 
-# These three numbers may only fall. The goals are 21,000, 5.2 and 8, of which the third is reached.
-MOST_CORE_SIZE = 21_250
-MOST_NODES_A_LINE = 5.54
+# These three numbers may only fall. The goals are 21,000, 5.2 and 8, of which the first and the third are reached.
+MOST_CORE_SIZE = 21_000
+MOST_NODES_A_LINE = 5.52
 MOST_TUPLE_ASSIGNMENTS_IN_1000_LINES = 6.0
 
 

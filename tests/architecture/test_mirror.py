@@ -20,6 +20,7 @@ ELSEWHERE = {
     # programs, which tests start by their names
     "__main__.py": "unit/entrypoints/cli/test_standard_streams.py",
     "executor/worker_main.py": "unit/executor/test_multiproc_start.py",
+    "multimodal/processor_main.py": "unit/multimodal/test_processors.py",
     "executor/ray_*.py": "e2e/test_ray.py",
     # found by the name of a model's type, or of a format
     "config/families/*.py": "unit/config/test_families.py",

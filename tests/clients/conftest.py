@@ -14,6 +14,12 @@ def url() -> str:
 
 
 @pytest.fixture(scope="session")
+def images_url() -> str:
+    """That of the server whose model reads images."""
+    return os.environ["INFLIGHT_CLIENT_TESTS_IMAGES_URL"]
+
+
+@pytest.fixture(scope="session")
 def base_url(url: str) -> str:
     return f"{url}/v1"
 

@@ -49,7 +49,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "Qwen3.5, 3.6 with experts (text)": ("Qwen3.5-4B", "qwen3_5"),
     "Gemma 2": ("google-gemma-2-2b-it", "gemma"),
     "Gemma 3 (text)": ("gemma3",),
-    "Gemma 4 (dense, text)": ("google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved", "gemma4"),
+    "Gemma 4 (text)": ("google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved", "gemma4"),
     "Phi-3, 3.5, 4, 4-mini": ("microsoft-Phi-3.5-mini-instruct", "phi_3", "phi_35", "phi_4"),  # none of Phi-4-mini
     "OLMo 2": ("chatml",),  # near: its own has other tags
     "OLMo 3": ("chatml",),  # near: its own also lists tools
@@ -75,6 +75,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "Mixtral": ("mistral_v1",),
     "OLMoE": (),
     "gpt-oss": ("openai-gpt-oss-120b",),
+    "ERNIE 4.5 with experts": (),
+    "Hunyuan with experts": (),
+    "Phi-3.5-MoE": (),
     "Granite 3 (with experts)": ("ibm-granite-granite-3.3-2B-Instruct",),
 }
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inflight.tokenizer.chat_template import ChatTemplate
+from inflight.tokenizer.chat_template import ChatTemplate, RenderedChat
 from tests.unit.entrypoints.api_client import SETTINGS, serving
 from tests.unit.structured_output.grammar_case import MODEL
 
@@ -44,9 +44,11 @@ class Recorder(ChatTemplate):
         super().__init__({"default": source})
         self.calls: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:  # Any: those of ChatTemplate
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], **options: Any
+    ) -> RenderedChat:  # Any: of ChatTemplate
         self.calls.append(json.loads(json.dumps([list(messages), options])))
-        return super().render(messages, **options)
+        return super().render_chat(messages, **options)
 
 
 def recorded(folder: Path = FOLDER) -> tuple[list[Rendered], list[str]]:

@@ -1,4 +1,5 @@
-"""Real clients against `inflight serve`: starts one server of the embedded model and runs each client's tests against it.
+"""Real clients against `inflight serve`: starts a server of the embedded model, and one of a small model with random weights
+that reads images, and runs each client's tests against them.
 
 `make test-clients` makes the environments that these tests need, and then runs this file with the project's own Python.
 Every set of tests runs in the environment of its clients, in a process that is ended after its time. The exit code is 0
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.shared.free_port import free_port
+from tests.support.served_image_model import write_served_image_model
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -66,7 +68,7 @@ def suites() -> list[Suite]:
         "test_langchain.py",
         "test_pydantic_ai.py",
     ]
-    current.append("test_openai_agents.py")
+    current += ["test_openai_agents.py", "test_cohere.py", "test_images.py"]
     own = [
         str(ROOT / ".venv" / "bin" / "python"),
         "-m",
@@ -79,7 +81,11 @@ def suites() -> list[Suite]:
     return [
         Suite("templates", [*own, str(HERE / "test_templates.py")], 600),
         Suite("openai-3", pytest("openai-3", *current), 300),
-        Suite("openai-2", pytest("openai-2", "test_openai.py", "test_litellm.py", "test_llama_index.py"), 300),
+        Suite(
+            "openai-2",
+            pytest("openai-2", "test_openai.py", "test_litellm.py", "test_llama_index.py", "test_images_litellm.py"),
+            300,
+        ),
         Suite("lm-eval", pytest("openai-2", "test_lm_eval.py"), 120),
         Suite("vllm", pytest("openai-3", "test_vllm_bench.py"), 300),
         Suite("node", node_tests(), 300, "" if has_node else "node or npm is not installed"),
@@ -118,6 +124,12 @@ def server(*options: str, key: str = KEY) -> Iterator[str]:
                 started.wait()
 
 
+def image_server(folder: str) -> contextlib.AbstractContextManager[str]:
+    """A server of a model that reads images, which is written into the folder."""
+    model = write_served_image_model(Path(folder) / "images")
+    return server(str(model), "--served-model-name", "images", "--max-model-len", "1024", "--dtype", "float32")
+
+
 def wait_until_ready(started: subprocess.Popen[bytes], url: str) -> None:
     end = time.monotonic() + START_SECONDS
     while True:
@@ -131,13 +143,14 @@ def wait_until_ready(started: subprocess.Popen[bytes], url: str) -> None:
         time.sleep(0.2)
 
 
-def run(suite: Suite, url: str) -> str:
+def run(suite: Suite, url: str, images_url: str) -> str:
     """Run a suite. Returns "passed", or what went wrong in one line."""
     if suite.missing:
         return f"skipped: {suite.missing}"
     environment = {
         **os.environ,
         "INFLIGHT_CLIENT_TESTS_URL": url,
+        "INFLIGHT_CLIENT_TESTS_IMAGES_URL": images_url,
         "INFLIGHT_CLIENT_TESTS_KEY": KEY,
         "INFLIGHT_CLIENT_TESTS_VLLM": str(ENVIRONMENTS / "vllm" / "bin" / "python"),
         # no downloads from a hub, no telemetry
@@ -168,13 +181,17 @@ def main(names: list[str]) -> int:
         print(f"no such suite: {', '.join(sorted(unknown))}; there are {', '.join(suite.name for suite in known)}")
         return 2
     results: dict[str, str] = {}
-    with server("--dtype", "float32") as url:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        server("--dtype", "float32") as url,
+        image_server(folder) as images_url,
+    ):
         for suite in known:
             if names and suite.name not in names:
                 continue
             print(f"== {suite.name}", flush=True)
             begin = time.monotonic()
-            results[suite.name] = f"{run(suite, url)} ({time.monotonic() - begin:.0f} s)"
+            results[suite.name] = f"{run(suite, url, images_url)} ({time.monotonic() - begin:.0f} s)"
     for name, result in results.items():
         print(f"{name:<10} {result}")
     return 1 if any(result.startswith("failed") for result in results.values()) else 0

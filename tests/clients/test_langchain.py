@@ -24,7 +24,7 @@ from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel
 
@@ -176,3 +176,16 @@ def test_wrong_key(base_url: str) -> None:
     model = ChatOpenAI(model=MODEL, base_url=base_url, api_key="wrong", max_retries=0)  # type: ignore[arg-type]
     with pytest.raises(openai.AuthenticationError):
         model.invoke(SUM)
+
+
+def test_embeddings(base_url: str, api_key: str) -> None:
+    """`check_embedding_ctx_length=False`: the texts are sent, and not the token ids of an OpenAI model."""
+    made = OpenAIEmbeddings(model=MODEL, base_url=base_url, api_key=api_key, check_embedding_ctx_length=False)
+    texts = ["Anna has a dog.", "What is 2 + 3?"]
+    documents, query = made.embed_documents(texts), made.embed_query(texts[1])
+    assert len(documents) == 2 and query == pytest.approx(documents[1], abs=1e-6)
+    assert sum(number * number for number in query) == pytest.approx(1.0, abs=1e-5)
+    with pytest.raises(openai.NotFoundError):
+        OpenAIEmbeddings(
+            model="other", base_url=base_url, api_key=api_key, check_embedding_ctx_length=False
+        ).embed_query("a")

@@ -23,6 +23,7 @@ from conversations import (
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
+from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 
@@ -117,3 +118,12 @@ def test_context_overflow(llm: OpenAILike) -> None:
 def test_wrong_key(base_url: str) -> None:
     with pytest.raises(openai.AuthenticationError, match="Incorrect API key provided"):
         made(base_url, "wrong").complete(SUM)
+
+
+def test_embeddings(base_url: str, api_key: str) -> None:
+    made = OpenAILikeEmbedding(model_name=MODEL, api_base=base_url, api_key=api_key, embed_batch_size=2)
+    texts = ["Anna has a dog.", "What is 2 + 3?", "A story about a fox."]
+    documents, query = made.get_text_embedding_batch(texts), made.get_query_embedding(texts[1])
+    assert len(documents) == 3 and query == pytest.approx(documents[1], abs=1e-6)
+    assert sum(number * number for number in query) == pytest.approx(1.0, abs=1e-5)
+    assert asyncio.run(made.aget_text_embedding(texts[0])) == pytest.approx(documents[0], abs=1e-6)

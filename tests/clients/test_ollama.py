@@ -81,11 +81,17 @@ def test_the_model_and_its_pull(client: ollama.Client) -> None:
     assert [state.status for state in client.pull(MODEL, stream=True)][-1] == "success"
 
 
+def test_vectors_of_a_model_that_chats(client: ollama.Client) -> None:
+    vectors = client.embed(MODEL, input=["a", "b", "a"]).embeddings
+    assert vectors[0] == vectors[2] != vectors[1]
+    assert sum(value * value for value in vectors[0]) == pytest.approx(1, abs=1e-5)
+
+
 def test_errors_are_texts(client: ollama.Client, url: str) -> None:
     for call, status, words in (
         (lambda: client.chat("other", messages=[user(SUM)]), 404, "does not exist"),
         (lambda: list(client.chat(MODEL, messages=[user(TOO_LONG)], stream=True)), 400, "maximum context length"),
-        (lambda: client.embed(MODEL, input="a"), 400, "makes no embeddings"),
+        (lambda: client.embed(MODEL, input="a", dimensions=7), 400, "dimensions=7"),
         (lambda: client.chat(MODEL, messages=[user(SUM)], options={"top_p": 5}), 400, "options.top_p"),
         (lambda: ollama.Client(host=url).list(), 401, "No API key"),
     ):

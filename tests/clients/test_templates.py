@@ -21,6 +21,7 @@ from tests.clients.conversation_forms import FORMS, FULL_TOOLS, TOOLS, Form, all
 from tests.clients.real_templates import FAMILIES, FOLDER, LEFT_OUT, ROOT, templates
 from tests.clients.recorded_requests import FOLDER as RECORDED
 from tests.clients.recorded_requests import Rendered, recorded
+from tests.unit.tokenizer.image_templates import conversations, pieces_in, pieces_of
 
 TEMPLATES = {name: source for name, source in templates().items() if name not in LEFT_OUT}
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -100,6 +101,25 @@ def problems(name: str, form: Form) -> Iterator[str]:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_each_form_of_conversations(name: str) -> None:
     assert [problem for form in FORMS for problem in problems(name, form)] == []
+
+
+# It refuses images in a conversation with a system message.
+NO_SYSTEM_BESIDE_IMAGES = {"llama3_2_vision"}
+
+
+@pytest.mark.parametrize("name", [name for name, source in TEMPLATES.items() if "image" in source])
+def test_each_image_is_written_once(name: str) -> None:
+    template = ChatTemplate({"default": TEMPLATES[name]}, SPECIAL_TOKENS, image_token="<|token of an image|>")
+    for messages in conversations(seed=0, count=40):
+        if name in NO_SYSTEM_BESIDE_IMAGES and any(message["role"] == "system" for message in messages):
+            continue
+        rendered = template.render_chat(messages)
+        wanted = pieces_of(messages)
+        assert list(rendered.images) == [int(piece) for piece in wanted if piece.isdigit()]
+        found = pieces_in(rendered.text, rendered.images, rendered.image_text)
+        # some templates write the images of a message before or behind its texts
+        assert sorted(found) == sorted(wanted)
+        assert [piece for piece in found if piece.isdigit()] == [piece for piece in wanted if piece.isdigit()]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -284,7 +284,7 @@ def test_a_call_that_fails_names_method_and_rank(executor_factory: ExecutorFacto
 @pytest.mark.parametrize("method", ["fly", "_rank", "__init__"])
 def test_an_unknown_method_is_named(executor_factory: ExecutorFactory, method: str) -> None:
     executor = executor_factory()
-    with pytest.raises(StepError, match=f"no public method '{method}'; its public methods are .*check_health"):
+    with pytest.raises(StepError, match=f"'{method}'; .*check_health"):
         executor.collective_rpc(method)
     executor.check_health()
 
@@ -296,7 +296,7 @@ def test_a_call_times_out(executor_factory: ExecutorFactory, tmp_path: Path) -> 
         executor, release = executor_factory(), tmp_path / f"release-{seconds}"
         try:
             with pytest.raises(
-                StepTimeoutError, match=rf"'hold'\) had no reply within {seconds:g} s from rank {rank}\b"
+                StepTimeoutError, match=rf"'hold'\) .* within {seconds:g} s from rank {rank}\b"
             ) as caught:
                 executor.collective_rpc("hold", (rank, str(release)), timeout=seconds)
         finally:

@@ -7,10 +7,13 @@ orders of summation leave within `MARGIN` of each other are a tie: `check_tie` f
 from __future__ import annotations
 
 import itertools
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -20,18 +23,33 @@ from inflight.engine.start.kv_cache_sizing import blocks_per_sequence, make_grou
 from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.interface.request import ResolvedSampling
+from inflight.pooling_params import Params, PoolingParams
 from inflight.sample.noise import log_exponential, noise_words, token_hashes
 from inflight.sample.seeds import derive_seed, draw_keys
 from inflight.structured_output.llguidance_backend import LLGuidanceBackend
 from inflight.structured_output.manager import MaskRequest, StructuredOutputManager
+from tests.conftest import FULL
 from tests.support.erratic_times import ErraticTimes, limit_times
 from tests.support.model_zoo import reference_model
 
 MARGIN = 1e-4
 MAX_STEPS = 2000  # of one example; more is an engine that does not end
 
+POOLING = "pooling"  # a field: the request makes vectors, and this is the task of its PoolingParams
+
 # prompt, fields of SamplingParams, steps to run after it has been added, whether the request before it is aborted then
 Event = tuple[list[int], dict[str, Any], int, bool]
+
+
+def examples(count: int, subject: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Settings of a property of many models. Each `subject` has examples of its own. Otherwise all subjects would have the same
+    ones in `make test`, because hypothesis then draws them by the code of the test."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        test = hypothesis.settings(max_examples=count)(test)
+        return test if FULL else hypothesis.seed(zlib.crc32(subject.encode()))(test)
+
+    return decorate
 
 
 @dataclass(frozen=True)
@@ -98,6 +116,7 @@ class Engines:
     specs: dict[Features, list[dict[str, KVCacheSpec]]] = field(default_factory=dict)
     num_tokens: int = 0
     num_ties: int = 0
+    num_vectors: int = 0
 
     def llm(self, features: Features) -> LLM:
         features = features.engine
@@ -148,10 +167,10 @@ class Engines:
             threads.close()
         return self.specs[layout]
 
-    def plain(self, prompt: list[int], params: SamplingParams) -> RequestOutput:
+    def plain(self, prompt: list[int], params: Params) -> RequestOutput:
         key = repr((prompt, params))
         if key not in self.plain_outputs:
-            (self.plain_outputs[key],) = self.llm(PLAIN).generate([prompt], params, use_tqdm=False)
+            (self.plain_outputs[key],) = self.llm(PLAIN)._run("prompts", [prompt], [params], [{}], use_tqdm=False)
         return self.plain_outputs[key]
 
     def close(self, but: Features | None = None) -> None:
@@ -173,7 +192,7 @@ def run_example(engines: Engines, features: Features, events: list[Event]) -> No
 
 
 def run_schedule(
-    engine: LLMEngine, events: list[Event], params: list[SamplingParams], resumed_at: tuple[int, ...] = ()
+    engine: LLMEngine, events: list[Event], params: list[Params], resumed_at: tuple[int, ...] = ()
 ) -> dict[int, RequestOutput]:
     """The requests that were not aborted, by the number of their event."""
     outputs: dict[str, RequestOutput] = {}
@@ -215,7 +234,9 @@ def resume(engine: LLMEngine) -> None:
             engine.core.add_request(sequence, state.request.prompt_array)
 
 
-def make_params(fields: dict[str, Any], seed: int) -> SamplingParams:
+def make_params(fields: dict[str, Any], seed: int) -> Params:
+    if POOLING in fields:
+        return PoolingParams(task=fields[POOLING])
     fields = {"seed": seed, **fields}
     if fields.get("temperature") == 0.0:
         fields["n"] = min(fields.get("n", 1), 2)  # all are equal, so more of them find no more
@@ -223,7 +244,12 @@ def make_params(fields: dict[str, Any], seed: int) -> SamplingParams:
     return SamplingParams(**fields)
 
 
-def compare(engines: Engines, got: RequestOutput, plain: RequestOutput, params: SamplingParams) -> None:
+def compare(engines: Engines, got: RequestOutput, plain: RequestOutput, params: Params) -> None:
+    if isinstance(params, PoolingParams):
+        np.testing.assert_allclose(got.parts["pooling"], plain.parts["pooling"], atol=2e-6, err_msg=str(params))
+        assert got.metrics is not None and got.metrics.first_token_time is None
+        engines.num_vectors += len(got.parts["pooling"])
+        return
     for ours, theirs in zip(got.outputs, plain.outputs, strict=True):
         engines.num_tokens += len(theirs.token_ids)
         if ours.token_ids != theirs.token_ids:

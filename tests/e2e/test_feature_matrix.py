@@ -2,8 +2,9 @@
 
 A row is an engine (depth, ranks as threads, chunked prefill, prefix cache, a KV cache that is too small, blocks kept in host
 memory, n-gram speculation, a core that loses all requests, so that they are resumed) and what its requests ask for (n > 1,
-sampling, penalties, log-probabilities, a grammar, a bound for the reasoning, stop strings, an abort). Two requests of each
-schedule ask for all of it, the others for some. `make test-full` runs many more schedules of each row.
+sampling, penalties, log-probabilities, a grammar, a bound for the reasoning, stop strings, an abort), and whether others make
+vectors beside them. Two requests of each
+schedule ask for all of it, the others for some. Each row has schedules of its own; `make test-full` runs many more of each.
 """
 
 from __future__ import annotations
@@ -16,22 +17,34 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight import AsyncLLM, RequestOutput, SamplingParams
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.structured_outputs_params import StructuredOutputsParams
-from tests.e2e.identity import MARGIN, PLAIN, Engines, Event, Features, compare, reference_scores, run_example
+from tests.conftest import FULL
+from tests.e2e.identity import (
+    MARGIN,
+    PLAIN,
+    POOLING,
+    Engines,
+    Event,
+    Features,
+    compare,
+    examples,
+    reference_scores,
+    run_example,
+)
 from tests.support.covering_array import Row, covering_array
 from tests.support.fakes_tokenizer import save_folder, trained
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 from tests.support.waits import wait_until
 
 # the first example of hypothesis is always the plainest
-NUM_EXAMPLES = 60 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 3
-NUM_PROCESS_EXAMPLES = 20 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 3
+NUM_EXAMPLES = 60 if FULL else 3
+NUM_PROCESS_EXAMPLES = 20 if FULL else 3
 TOKENIZER = "byte_level"
 MAX_MODEL_LEN, MAX_PROMPT, MAX_TOKENS = 128, 80, 24
 NUM_DRAFTS = 3
@@ -82,6 +95,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "budget": (False, True),
     "resume": (False, True),
     "slab": (False, True),
+    "pool": (False, True),
 }
 
 
@@ -161,6 +175,9 @@ def schedules(draw: st.DrawFn, cell: Row) -> list[Event]:
     for i in range(draw(st.integers(3, 6))):
         aborts = bool(cell["abort"]) and (i == 2 or draw(st.booleans()))
         events.append((draw(prompts()), draw(requests(cell, i < 2)), draw(st.integers(0, 5)), aborts and i > 1))
+        if cell["pool"] and (i == 1 or draw(st.booleans())):
+            task = draw(st.sampled_from(["embed", "token_embed"]))
+            events.append((draw(prompts()), {POOLING: task}, draw(st.integers(0, 5)), False))
     return events
 
 
@@ -176,14 +193,14 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engi
         made[name] = Engines(folder, block_size, max_model_len=MAX_MODEL_LEN, shared={"reasoning_config": TAG})
     yield made
     for name, found in made.items():
-        print(f"{name}: {found.num_tokens} tokens, {found.num_ties} ties")
+        print(f"{name}: {found.num_tokens} tokens, {found.num_ties} ties, {found.num_vectors} vectors")
         found.close()
 
 
 def run_cell(engines: Engines, cell: Row, executor: str, num_examples: int) -> None:
     engines.arguments = {"distributed_executor_backend": executor}
 
-    @settings(max_examples=num_examples)
+    @examples(num_examples, f"{executor} {name_of(cell)}")
     @given(events=schedules(cell))
     def check(events: list[Event]) -> None:
         run_example(engines, features_of(cell), events)
@@ -229,7 +246,7 @@ def test_every_feature_is_at_work(engines: dict[str, Engines], model: str) -> No
         scheduler = engines[model].llm(features).llm_engine.core.scheduler
         for _ in range(2):  # the second time with blocks from host memory
             run_example(engines[model], features, events)
-            wait_until(lambda: scheduler.transfers.settle() or not scheduler.transfers.is_running)  # type: ignore[func-returns-value]
+            wait_until(lambda: scheduler.transfers.settle() or not scheduler.transfers.is_running)
         stats, transfers = scheduler.stats, scheduler.transfers.take_counts()
     finally:
         engines[model].close(but=PLAIN)

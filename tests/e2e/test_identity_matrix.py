@@ -2,24 +2,24 @@
 
 An example draws an engine (steps planned ahead or not, prefix cache, chunked prefill, KV cache large or so small that
 requests are preempted, slots), requests (shared beginnings, n > 1, greedy and sampled, penalties, stop conditions,
-log-probabilities) and a schedule (arrivals between steps, aborts). `make test` runs a fixed share of the 1,000 examples that
-`make test-full` runs.
+log-probabilities) and a schedule (arrivals between steps, aborts). `make test` runs a few, which are others for each model, and
+`make test-full` 1,000 for each.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.e2e.identity import Engines, Event, Features, compare, make_params, run_example, run_schedule
+from tests.conftest import FULL
+from tests.e2e.identity import Engines, Event, Features, compare, examples, make_params, run_example, run_schedule
 from tests.support.model_zoo import FALLBACK_CONFIGS, FAMILY_CONFIGS, VOCAB_SIZE, write_model
 
-NUM_EXAMPLES = 1000 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 14
+NUM_EXAMPLES = 1000 if FULL else 7
 MAX_TOKENS = 12
 # (family, configuration, block size): head_dim 16 in blocks of 16 goes to the C++ attention kernel, others to plain torch
 MODELS = {
@@ -41,8 +41,10 @@ MODELS = {
     "a shared expert": ("qwen2_moe", 1, 4),
     "sinks, experts with biases, C++": ("gpt_oss", 0, 16),
     "recurrent layers and experts, C++": ("qwen3_5_moe", 0, 16),
+    "experts beside the MLP, C++": ("gemma4", 3, 16),
+    "norms after the rotation, C++": ("hunyuan_v1_moe", 0, 16),
     "groups of experts, C++": ("deepseek_v3", 2, 16),
-    "transformers, experts": ("ernie4_5_moe", 0, 16),
+    "transformers, experts": ("dots1", 0, 16),
     "transformers, recurrent layers": ("falcon_h1", 0, 16),
 }
 
@@ -95,8 +97,8 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     found.close()
 
 
-def test_tokens_do_not_depend_on_features_or_company(engines: Engines) -> None:
-    @settings(max_examples=NUM_EXAMPLES)
+def test_tokens_do_not_depend_on_features_or_company(engines: Engines, request: pytest.FixtureRequest) -> None:
+    @examples(NUM_EXAMPLES, request.node.name)
     @given(features=FEATURES, plans_ahead=st.booleans(), events=EVENTS)
     def check(features: Features, plans_ahead: bool, events: list[Event]) -> None:
         run_example(engines, replace(features, plans_ahead=plans_ahead), events)

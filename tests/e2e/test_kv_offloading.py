@@ -58,7 +58,7 @@ def make(**arguments: Any) -> LLM:
 
 
 def transfers_of(llm: LLM) -> KVTransfers:
-    found = llm.llm_engine.core.scheduler.transfers  # type: ignore[attr-defined]
+    found = llm.llm_engine.core.scheduler.transfers
     assert isinstance(found, KVTransfers)
     return found
 
@@ -71,7 +71,7 @@ def finish(llm: LLM) -> None:
         return not transfers_of(llm).is_running
 
     wait_until(is_idle)
-    llm.llm_engine.core.scheduler.check_integrity()  # type: ignore[attr-defined]
+    llm.llm_engine.core.scheduler.check_integrity()
 
 
 def take_counts(llm: LLM) -> TransferCounts:
@@ -104,7 +104,7 @@ class Truth:
 
     @property
     def block_bytes(self) -> int:
-        config = self._llms["{}"].llm_engine.core.kv_cache_config  # type: ignore[attr-defined]
+        config = self._llms["{}"].llm_engine.core.kv_cache_config
         return int(config.block_bytes)
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ def test_a_cache_that_is_too_small(truth: Truth) -> None:
         for _ in range(3):
             compare(run(llm, params), wanted)
             finish(llm)
-        counts, stats = take_counts(llm), llm.llm_engine.core.scheduler.stats  # type: ignore[attr-defined]
+        counts, stats = take_counts(llm), llm.llm_engine.core.scheduler.stats
         assert stats.num_preemptions > 0
         assert counts.num_hit_tokens > 0
         assert counts.num_loaded_blocks * block_bytes == counts.load_bytes

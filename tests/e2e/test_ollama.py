@@ -147,7 +147,7 @@ def test_errors(http: httpx.Client) -> None:
     for path in (CHAT, GENERATE, "/api/show", "/api/pull"):
         body = {**BASE, "prompt": "x", "model": "other:latest"}
         assert "The model `other:latest` does not exist" in error_of(http.post(path, json=body), 404)
-    assert "makes no embeddings" in error_of(http.post("/api/embed", json={"input": "x"}), 400)
+    assert "input: this field is required" in error_of(http.post("/api/embed", json={}), 400)
     assert "cannot be changed" in error_of(http.post("/api/create", json={"model": "x"}), 404)
     assert error_of(http.get(CHAT), 405)
     assert "not valid JSON" in error_of(http.post(CHAT, content=b"{"), 400)

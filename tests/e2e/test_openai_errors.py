@@ -117,12 +117,15 @@ WRONG: list[tuple[str, dict[str, Any], str | None, str]] = [
         "surrogate",
     ),
     (TEXT, {"prompt": []}, "prompt", "at least 1"),
-    (TEXT, {"prompt": [1, "a"]}, "prompt[0]", "valid"),
+    (TEXT, {"prompt": [1, "a"]}, "prompt[1]", "valid"),
     (TEXT, {"prompt": {"a": 1}}, "prompt", "string"),
     (TEXT, {"prompt": ""}, "prompt", "empty"),
     (TEXT, {"prompt": [99999]}, "prompt", "99999"),
     (TEXT, {"prompt": [5] * 3000}, "prompt", "3000 tokens"),
-    (TEXT, {"prompt": ["x", "far too long " * 40_000]}, "prompt", "maximum context length is 2048 tokens. However"),
+    (TEXT, {"prompt": ["x", ""]}, "prompt[1]", "empty"),
+    (TEXT, {"prompt": [[5], [99999]]}, "prompt[1]", "99999"),
+    (TEXT, {"prompt": ["x"], "options": {"logit_bias": {"99999": 1}}}, "options.logit_bias", "99999"),
+    (TEXT, {"prompt": ["x", "far too long " * 40_000]}, "prompt[1]", "maximum context length is 2048 tokens. However"),
     (CHAT, {"messages": [{"role": "user", "content": "far too long " * 40_000}]}, "messages", "has at least"),
     (TEXT, {"prompt": "x", "n": 128, "logprobs": 20, "max_tokens": 1000}, None, "2688000 log-probabilities"),
     (TEXT, {"prompt": [[5] * 2000] * 10, "prompt_logprobs": 100}, None, "2020000 log-probabilities"),
@@ -220,7 +223,7 @@ def test_other_refusals(client: httpx.Client) -> None:
     for path, instead in (
         ("/v1/responses/resp_1/cancel", "no responses are stored"),
         ("/v1/v1/chat/completions", "/v1 comes twice"),
-        ("/v1/embeddings", "this server only generates text"),
+        ("/v1/images/generations", "models take and write text here"),
         ("/completion", "use /v1/completions"),
     ):
         assert instead in error_of(client.post(path, json={}), 404)["message"], path

@@ -138,7 +138,7 @@ def effect(model: type[StrictModel], name: str) -> str | None:
     assert extra is None or isinstance(extra, dict)
     found = (extra or {}).get(EFFECT)
     assert found in (None, "none", "neutral")
-    return found  # type: ignore[return-value]
+    return found
 
 
 CASES = [(path, name, *case) for path in MODELS for name, case in {**COMMON, **OWN[path]}.items()]

@@ -1,7 +1,7 @@
 """Tensor and pipeline parallel ranks give the tokens of one rank: every family, every layout, features and schedules at random.
 
 The ranks are threads of this process for most examples, and processes for some. The examples are those of
-`test_identity_matrix`; `make test` runs a few of each.
+`test_identity_matrix`; `make test` runs a few, which are others for each family.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import copy
 import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight import LLM, SamplingParams
 from inflight.errors import EngineDeadError, StepError
 from tests.conftest import FULL
-from tests.e2e.identity import PLAIN, Engines, Event, Features, run_example
+from tests.e2e.identity import PLAIN, Engines, Event, Features, examples, run_example
 from tests.e2e.test_identity_matrix import EVENTS, FEATURES
 from tests.support.listening import listening_hosts
 from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 from tests.support.processes import children
 
-NUM_EXAMPLES = 100 if FULL else 6
+NUM_EXAMPLES = 100 if FULL else 4
 NUM_PROCESS_EXAMPLES = 40 if FULL else 4
 NUM_LAYERS = 4
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -52,12 +52,14 @@ MODELS = {
     "deepseek_v2": (1, 16),  # latent attention
     "qwen2_moe": (0, 16),  # experts
     "gpt_oss": (0, 16),  # sinks, experts with biases
+    "hunyuan_v1_moe": (0, 16),  # norms after the rotation
+    "gemma4-experts": (3, 16),  # experts beside the MLP
     "glm4_moe": (1, 16),  # groups of experts, dense first layers
 }
 
 
 def written(family: str, root: Path) -> Path:
-    config = copy.deepcopy(FAMILY_CONFIGS[family][MODELS[family][0]])
+    config = copy.deepcopy(FAMILY_CONFIGS[family.partition("-")[0]][MODELS[family][0]])
     config.num_hidden_layers = NUM_LAYERS
     if getattr(config, "layer_types", None):
         config.layer_types = (config.layer_types * NUM_LAYERS)[:NUM_LAYERS]
@@ -82,8 +84,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 # without "full": `pp3` and `tp2-pp2` have all that `pp2` has
 @pytest.mark.parametrize("layout", ["tp2", "pp3", "tp2-pp2", pytest.param("pp2", marks=pytest.mark.full)])
-def test_tokens_do_not_depend_on_the_layout(engines: Engines, layout: str) -> None:
-    run_examples(engines, {**LAYOUTS[layout], "distributed_executor_backend": "uni"}, FEATURES, NUM_EXAMPLES)
+def test_tokens_do_not_depend_on_the_layout(engines: Engines, layout: str, request: pytest.FixtureRequest) -> None:
+    arguments = {**LAYOUTS[layout], "distributed_executor_backend": "uni"}
+    run_examples(engines, arguments, FEATURES, examples(NUM_EXAMPLES, request.node.callspec.params["engines"]))
 
 
 # an engine of processes takes seconds to start: one for a layout, with all features on, and a cache that is too small
@@ -96,18 +99,22 @@ ALL_ON = Features(caching=True, chunk=16, tight=True, max_num_seqs=5)
     # without "full": collectives, first, middle and last stages, and tensors that travel in parts
     ["pp3", "tp2-pp2", pytest.param("tp2", marks=pytest.mark.full), pytest.param("pp2", marks=pytest.mark.full)],
 )
-def test_tokens_of_ranks_that_are_processes(engines: Engines, layout: str) -> None:
+def test_tokens_of_ranks_that_are_processes(engines: Engines, layout: str, request: pytest.FixtureRequest) -> None:
+    arguments = {**LAYOUTS[layout], "distributed_executor_backend": "mp"}
     run_examples(
-        engines, {**LAYOUTS[layout], "distributed_executor_backend": "mp"}, st.just(ALL_ON), NUM_PROCESS_EXAMPLES
+        engines, arguments, st.just(ALL_ON), examples(NUM_PROCESS_EXAMPLES, request.node.callspec.params["engines"])
     )
 
 
 def run_examples(
-    engines: Engines, arguments: dict[str, Any], which: st.SearchStrategy[Features], num_examples: int
+    engines: Engines,
+    arguments: dict[str, Any],
+    which: st.SearchStrategy[Features],
+    of_subject: Callable[[Callable[..., None]], Callable[..., None]],
 ) -> None:
     parallel = Engines(engines.folder, engines.block_size, arguments, dict(engines.llms), engines.plain_outputs)
 
-    @settings(max_examples=num_examples)
+    @of_subject
     @given(features=which, events=EVENTS)
     def check(features: Features, events: list[Event]) -> None:
         run_example(parallel, features, events)

@@ -53,7 +53,7 @@ def test_a_gguf_file_named_itself_or_by_its_folder(tmp_path: Path) -> None:
     truth = tokens(plain)
     assert tokens(file) == truth
     assert tokens(tmp_path) == truth
-    with pytest.raises(ConfigError, match=r"load_format='safetensors', but .*model\.gguf holds gguf"):
+    with pytest.raises(ConfigError, match=r"load_format='safetensors'.*model\.gguf"):
         open_llm(file, load_format="safetensors")
 
 
@@ -63,9 +63,7 @@ def test_a_gptq_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    ("name", "family"), [("blocks", "llama"), ("fbgemm", "qwen3_moe"), ("one scale", "ernie4_5_moe")]
-)
+@pytest.mark.parametrize(("name", "family"), [("blocks", "llama"), ("fbgemm", "qwen3_moe"), ("one scale", "dots1")])
 def test_a_folder_in_fp8(tmp_path: Path, name: str, family: str, dtype: str) -> None:
     """Dense layers, experts, and a family that transformers' code computes."""
     plain, stored = float8.write_pair(tmp_path, name, family, getattr(torch, dtype))
@@ -75,7 +73,7 @@ def test_a_folder_in_fp8(tmp_path: Path, name: str, family: str, dtype: str) -> 
 def test_the_option_may_name_fp8(tmp_path: Path) -> None:
     _, stored = float8.write_pair(tmp_path, "blocks")
     assert tokens(stored, quantization="fp8") == tokens(stored)
-    with pytest.raises(ConfigError, match=r"quantization='fbgemm_fp8', but .* are stored as fp8"):
+    with pytest.raises(ConfigError, match=r"quantization='fbgemm_fp8'"):
         open_llm(stored, quantization="fbgemm_fp8")
 
 

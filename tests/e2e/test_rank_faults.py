@@ -58,6 +58,20 @@ def text_of(stream: Stream) -> str:
     return "".join(event["choices"][0]["text"] for event in events if event["choices"])
 
 
+def vectors_of(server: ServeProcess, count: int) -> list[str]:
+    """As base64, so that equal ones are the same bit for bit."""
+    texts = [f"{index} foxes in the forest " * (1 + index % 9) for index in range(count)]
+    body = {"model": MODEL, "input": texts, "encoding_format": "base64"}
+    status, text = server.request("POST", "/v1/embeddings", body)
+    assert status == 200, text
+    return [each["embedding"] for each in json.loads(text)["data"]]
+
+
+def num_running(server: ServeProcess) -> int:
+    text = server.request("GET", "/metrics")[1]
+    return round(float(re.findall(r"^inflight:num_requests_running.* (\S+)$", text, re.MULTILINE)[0]))
+
+
 TP, PP = "--tensor-parallel-size", "--pipeline-parallel-size"
 
 
@@ -74,12 +88,18 @@ TP, PP = "--tensor-parallel-size", "--pipeline-parallel-size"
     ],
 )
 def test_a_lost_rank_is_replaced_and_the_streams_go_on(layout: str, victim: str, fault: signal.Signals) -> None:
+    """And the embeddings beside them are the same, bit for bit, and none is lost."""
     with serving(layout, "2", "--dtype", "float32", "--kv-cache-memory-bytes", str(1 << 24)) as server:
-        truth = text_of(server.start_stream(300))
+        truth, vectors = text_of(server.start_stream(300)), vectors_of(server, 400)
         pids = server.children()
-        streams = [server.start_stream(300) for _ in range(3)]
-        os.kill(pids[victim], fault)
-        assert [text_of(stream) for stream in streams] == [truth] * 3
+        with ThreadPoolExecutor(2) as threads:
+            streams = [server.start_stream(300) for _ in range(3)]
+            embeddings = [threads.submit(vectors_of, server, 400) for _ in range(2)]
+            wait_until(lambda: num_running(server) > len(streams) or all(each.done() for each in embeddings))
+            assert not all(each.done() for each in embeddings)
+            os.kill(pids[victim], fault)
+            assert [text_of(stream) for stream in streams] == [truth] * 3
+            assert [each.result() for each in embeddings] == [vectors] * 2
         assert complete(server, 3)[0] == 200
         now = server.children()
         changed = [title for title in pids if title.startswith("worker") and now[title] != pids[title]]

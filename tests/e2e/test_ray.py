@@ -226,9 +226,7 @@ def test_inside_a_placement_group_of_the_caller_no_other_one_is_made(tmp_path: P
 
 def test_too_few_cores(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_executor, "MAX_PLACEMENT_SECONDS", 0.5)
-    with pytest.raises(
-        ConfigError, match=r"no room for 40 ranks with 1 CPUs each .* machines have 16 CPUs, of which \d+"
-    ):
+    with pytest.raises(ConfigError, match=r"40 ranks .* have 16 CPUs, of which \d+"):
         RayExecutor(ray_config(40), SCRIPTED)
 
 
@@ -241,16 +239,14 @@ def test_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("address", ["local", "ray://127.0.0.1:10001"])
 def test_an_address_that_names_no_cluster(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ConfigError, match=f"RAY_ADDRESS='{address}' names no running cluster; give host:port"):
+    with pytest.raises(ConfigError, match=f"RAY_ADDRESS='{address}'"):
         RayExecutor(ray_config(), SCRIPTED)
 
 
 def test_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     monkeypatch.setattr(ray_executor, "MAX_ANSWER_SECONDS", 2.0)
-    with pytest.raises(
-        ConfigError, match="Ray has not answered within 2 s; check that its head runs, and that RAY_ADDRESS"
-    ):
+    with pytest.raises(ConfigError, match=r"within 2 s.*RAY_ADDRESS"):
         RayExecutor(ray_config(), SCRIPTED)
 
 

@@ -205,7 +205,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [WEATHER], "tool_choice": {"type": "web_search"}}, "tool_choice.type", "the server runs no tools"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice", "'g'"),
     ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "no tools"),
-    ({"tools": [{**WEATHER, "parameters": {"type": "object", "not": {}}}]}, "tools", "get_weather"),
+    ({"tools": [{**WEATHER, "parameters": {"type": "object", "not": {}}}]}, "tools[0]", "get_weather"),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "required"),
     ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"not": {}}, "strict": True}}}, "text.format", "not"),
     ({"background": True}, "background", "False"),

@@ -106,7 +106,7 @@ def test_pages_and_probes_that_people_expect() -> None:
     async def check(*, disable: bool) -> None:
         async with mock_engine() as engine:
             settings = ServerSettings(disable_fastapi_docs=disable, access_log="off")
-            app: Any = wrap(build_app(engine, settings, metrics=ServingMetrics(MODEL)), settings)  # type: ignore[arg-type]
+            app: Any = wrap(build_app(engine, settings, metrics=ServingMetrics(MODEL)), settings)
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
                 for path, text in (("/docs", "openapi.json"), ("/openapi.json", "/v1/chat/completions")):
                     answer = await client.get(path)

@@ -197,7 +197,7 @@ def test_what_would_differ_is_refused(tmp_path: Path, config: PreTrainedConfig, 
     ],
 )
 def test_arguments_that_do_not_go_with_it(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
-    FALLBACK_CONFIGS["ernie4_5_moe"][0].save_pretrained(tmp_path)
+    FALLBACK_CONFIGS["dots1"][0].save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=message):
         start(tmp_path, load_format="dummy", **arguments)
 

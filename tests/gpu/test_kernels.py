@@ -96,7 +96,7 @@ class Arena:
             query.double().cpu(), keys, values, torch.from_numpy(self.inputs.block_table).long(),
             torch.from_numpy(self.inputs.query_start_loc), torch.from_numpy(self.inputs.seq_lens), scale=params.scale,
             sliding_window=params.sliding_window, soft_cap=params.soft_cap,
-            sinks=None if params.sinks is None else params.sinks.cpu(),
+            sinks=None if params.sinks is None else params.sinks.cpu(), is_causal=params.is_causal,
         )  # fmt: skip
 
 
@@ -115,6 +115,7 @@ def check_attention(
     kv_cache_dtype: torch.dtype | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
+    is_causal: bool = True,
 ) -> None:
     num_heads, num_kv_heads, head_dim = heads
     arena = Arena(rows, num_kv_heads, head_dim, kv_cache_dtype or dtype, window)
@@ -124,7 +125,7 @@ def check_attention(
     packed = drawn(arena.num_tokens, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype, seed=99)
     query, key, value = packed.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     metadata = backend.build_metadata(arena.inputs, arena.spec)
-    params = AttentionParams(1 / math.sqrt(head_dim), window, soft_cap, sinks)
+    params = AttentionParams(1 / math.sqrt(head_dim), window, soft_cap, sinks, is_causal=is_causal)
     output = backend.forward(query, key, value, LayerCache(view, metadata, params))
     again = backend.forward(query, key, value, LayerCache(view, metadata, params))
     assert torch.equal(output, again), "the result depends on timing"
@@ -162,6 +163,13 @@ def test_soft_cap_sinks_and_large_heads(
 @pytest.mark.parametrize("window", [1, 100, None])
 def test_windows_and_many_rows(backend: TritonPagedBackend, rows: list[tuple[int, int]], window: int | None) -> None:
     check_attention(backend, rows, (16, 8, 128), torch.bfloat16, window=window)
+
+
+@DTYPES
+@pytest.mark.parametrize("window", [None, 64])
+def test_both_directions(backend: TritonPagedBackend, window: int | None, dtype: torch.dtype) -> None:
+    whole = [(300, 300), (1, 1), (17, 17), (700, 700)]
+    check_attention(backend, whole, (12, 12, 64), dtype, window=window, is_causal=False)
 
 
 @pytest.mark.parametrize("rows", [DECODES, MIXED], ids=["decodes", "mixed"])

@@ -16,10 +16,10 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "path"
 
 # The most that the path may have: lines of code, and nodes of the syntax tree divided by 5, so that denser code wins nothing.
-# These numbers may only fall, but for a capability that each step must ask for: they rose once (2026-11-27), for transfers of
-# KV blocks. `code` is the promise of at most 6,500 lines. Comments have no limit. Where there are no C++ kernels, the path is
-# about 1,000 lines shorter.
-MOST = {"code": 6_450, "size": 7_260}
+# These numbers may only fall, but for a capability that each step must ask for: they rose twice, for transfers of KV blocks
+# (2026-11-27) and for images (2026-11-30). `code` is the promise of at most 6,500 lines. Comments have no limit. Where there
+# are no C++ kernels, the path is about 1,000 lines shorter.
+MOST = {"code": 6_475, "size": 7_300}
 
 # What a plain prompt does not need, and so should not enter
 BESIDE = {
@@ -96,7 +96,7 @@ def test_the_path_leads_from_the_prompt_to_the_token(files: dict[str, dict[str, 
     steps = [
         "entrypoints/llm",
         "engine/core/step_loop",
-        "scheduler/scheduler",
+        "scheduler/step_scheduler",
         "executor/step_protocol",
         "worker/step_pipeline",
     ]

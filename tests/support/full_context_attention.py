@@ -20,7 +20,7 @@ from inflight.models.causal_lm import CausalLM, ModelStep
 
 
 class FullContextAttention:
-    """Causal attention in float64, written to be read."""
+    """Attention in float64, written to be read."""
 
     is_batch_invariant = False
     attend = AttentionBackend.attend
@@ -35,7 +35,8 @@ class FullContextAttention:
         if params.soft_cap is not None:
             scores = params.soft_cap * torch.tanh(scores / params.soft_cap)
         age = torch.arange(num_tokens).unsqueeze(1) - torch.arange(num_tokens)  # [query, key]
-        visible = (age >= 0) & (age < (params.sliding_window or num_tokens))
+        window = params.sliding_window or num_tokens
+        visible = (age > (-1 if params.is_causal else -window)) & (age < window)
         scores = scores.masked_fill(~visible, -torch.inf)
         if params.sinks is not None:
             sinks = params.sinks.double()[:, None, None].expand(-1, num_tokens, 1)

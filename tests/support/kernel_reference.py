@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from inflight.config.architecture import SILU, SWIGLU_OAI
+from inflight.config.architecture import GELU, SILU, SWIGLU_OAI
 
 TOKENS_AT_ONCE = 64  # query tokens that attention computes together; more would use more memory, fewer would be slower
 
@@ -27,8 +27,9 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
+    is_causal: bool = True,
 ) -> Tensor:
-    """Computes causal attention for the last tokens of each row (sequence) over the row's blocks. The blocks already hold all
+    """Computes attention for the last tokens of each row (sequence) over the row's blocks. The blocks already hold all
     keys and values of the row, also those of the last tokens.
 
     Args:
@@ -40,6 +41,8 @@ def paged_attention(
             keys at `[0, p]`.
         soft_cap: c, for scores `c * tanh(scale * (query . key) / c)`.
         sinks: `[num_heads]`, for each head one more logit in the denominator of the softmax.
+        is_causal: if it is not set, the query also sees the keys behind it, up to `seq_lens[i] - 1`; with a window, those below
+            `p + sliding_window`.
     """
     block_size, num_kv_heads = key_cache.shape[1:3]
     per_head = query.shape[1] // num_kv_heads
@@ -57,9 +60,9 @@ def paged_attention(
         for first in range(start, end, at_once):
             tokens = slice(first, min(first + at_once, end))
             position = seq_len - end + torch.arange(tokens.start, tokens.stop)[:, None]
-            visible = seen <= position  # [tokens, keys]
+            visible = seen <= position if is_causal else (seen >= 0).expand(len(position), -1)  # [tokens, keys]
             if sliding_window is not None:
-                visible &= seen > position - sliding_window
+                visible = visible & (seen > position - sliding_window) & (seen < position + sliding_window)
             used = visible.any(dim=0)
             heads = query[tokens].view(-1, num_kv_heads, per_head, query.shape[2])
             scores = torch.einsum("qhgd,khd->hgqk", heads, keys[used]) * scale
@@ -112,11 +115,15 @@ def rotary(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 def multiply_gate(x: Tensor, activation: str) -> Tensor:
     """Returns activation(gate) * up. The first half of x's last dimension is gate, the second half is up. `activation` is SILU,
     g * sigmoid(g), or GELU_TANH, g / 2 * (1 + tanh(z)), which is g * sigmoid(2z), with z = sqrt(2 / pi) * (g + 0.044715 g^3).
+    GELU is g / 2 * (1 + erf(g / sqrt(2))); 1 + erf(y) is erfc(-y), which keeps the digits of a small sum.
     With SWIGLU_OAI, the result is g * sigmoid(1.702 g) * (up + 1), with gates of at most 7, and ups from -7 to 7.
     """
     gate, up = x.chunk(2, dim=-1)
     if activation == SWIGLU_OAI:
         gate = gate.clamp(max=7.0)
         return gate / (1 + torch.exp(-1.702 * gate)) * (up.clamp(-7.0, 7.0) + 1)
+    if activation == GELU:
+        tail: Tensor = torch.special.erfc(-gate / math.sqrt(2))
+        return gate / 2 * tail * up
     z = gate if activation == SILU else math.sqrt(8 / math.pi) * (gate + 0.044715 * gate**3)
     return gate / (1 + torch.exp(-z)) * up

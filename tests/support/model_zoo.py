@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
+    Dots1Config,
     Ernie4_5_MoeConfig,
     FalconH1Config,
     FalconMambaConfig,
@@ -30,6 +31,7 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    HunYuanMoEV1Config,
     Lfm2Config,
     Lfm2MoeConfig,
     LlamaConfig,
@@ -43,6 +45,7 @@ from transformers import (
     OlmoeConfig,
     OlmoHybridConfig,
     Phi3Config,
+    PhimoeConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -58,6 +61,7 @@ from transformers import (
 
 VOCAB_SIZE = 203
 _STANDARD_DEVIATION = 0.15
+_SCALES = ("router.scale", "per_expert_scale")
 _CHOICE_BIASES = ("e_score_correction_bias", "expert_bias")  # buffers, in some families
 
 _COMMON: dict[str, Any] = {
@@ -96,6 +100,7 @@ _ROUTED: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "n_shared_experts": 1,
 }
+_ERNIE: dict[str, Any] = {**_COMMON, "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 32}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -307,6 +312,8 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
         ),
         _gemma4(attention_k_eq_v=True, num_global_key_value_heads=1),  # values are keys
         _gemma4(tie_word_embeddings=False, num_hidden_layers=7, layer_types=None, head_dim=48),
+        # experts beside the MLP
+        _gemma4(enable_moe_block=True, num_experts=8, top_k_experts=3, moe_intermediate_size=32),
     ],
     "phi3": [
         Phi3Config(**_COMMON),  # fused projections
@@ -438,6 +445,42 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
             layer_types=["full_attention", "sliding_attention"], hidden_size=72, intermediate_size=38, head_dim=20
         ),
     ],
+    "ernie4_5_moe": [
+        Ernie4_5_MoeConfig(**{**_ERNIE, "moe_layer_start_index": 0}),
+        Ernie4_5_MoeConfig(
+            **{**_ERNIE, "num_hidden_layers": 6, "moe_num_shared_experts": 0},
+            moe_layer_end_index=4,
+            moe_layer_interval=2,
+            tie_word_embeddings=False,
+            head_dim=32,
+        ),
+    ],
+    "hunyuan_v1_moe": [
+        HunYuanMoEV1Config(**_COMMON, head_dim=16, num_experts=6, moe_topk=2),
+        HunYuanMoEV1Config(
+            **{**_COMMON, "intermediate_size": 32},
+            head_dim=32,
+            num_experts=8,
+            moe_topk=3,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 100.0},
+        ),
+    ],
+    "phimoe": [
+        # experts whose logits are near to the highest share its weight
+        PhimoeConfig(**_COMMON, num_local_experts=6, router_jitter_noise=0.3, attention_bias=True, lm_head_bias=True),
+        PhimoeConfig(
+            **{**_COMMON, "intermediate_size": 32},
+            num_local_experts=8,
+            rope_parameters={
+                **_LONGROPE,
+                "short_mscale": 1.25,
+                "long_mscale": 1.25,
+                "original_max_position_embeddings": 1024,
+            },
+        ),
+    ],
     "minicpm3": [
         MiniCPM3Config(**{**_LATENT, "v_head_dim": None}, q_lora_rank=24),
         MiniCPM3Config(**_LATENT, q_lora_rank=24, scale_depth=None, dim_model_base=None, scale_emb=1),
@@ -449,7 +492,7 @@ FALLBACK_CONFIGS: dict[str, list[PreTrainedConfig]] = {
     **{name: FAMILY_CONFIGS[name][:1] for name in ("gemma2", "phi3", "olmo2", "granite", "mixtral")},
     "qwen3_moe": [Qwen3MoeConfig(**_COMMON, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)],
     "gpt2": [GPT2Config(vocab_size=VOCAB_SIZE, n_embd=64, n_layer=2, n_head=4, n_positions=1024)],  # learned positions
-    "ernie4_5_moe": [Ernie4_5_MoeConfig(**_COMMON, moe_num_experts=4, moe_k=2, moe_intermediate_size=32)],
+    "dots1": [Dots1Config(**{**_COMMON, **_ROUTED, "num_hidden_layers": 2, "n_routed_experts": 4})],
     "gpt_oss": [
         GptOssConfig(**_COMMON, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=11)
     ],  # sinks
@@ -490,7 +533,7 @@ def write_model(
 def draw_weights(model: PreTrainedModel, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        is_norm = "norm" in name
+        is_norm = "norm" in name or name.endswith(_SCALES)
         values = torch.randn(parameter.shape, generator=generator) * _STANDARD_DEVIATION
         parameter.data.copy_(1 + values if is_norm else values)
     for name, buffer in model.named_buffers():

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from inflight.entrypoints.apis import APIS
 from tests.support.fork_server import ForkedProcess, ForkServer, current_fork_server, use_fork_server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,23 +27,31 @@ IMPORTED = (
     "torch",
     "inflight.worker.worker",
     "inflight.engine.process.control_socket",
+    "inflight.engine.process.head_links",
     "inflight.engine.core.engine_core",
     "inflight.engine.start.model_files",
     "inflight.engine.serving.async_llm",
     "inflight.executor.worker_loop",
     "inflight.executor.multiproc",
+    "inflight.executor.uniproc",
     "inflight.entrypoints.llm",
     "inflight.entrypoints.cli.main",
     "inflight.entrypoints.http.app",
+    "inflight.entrypoints.serve.command",
+    "inflight.entrypoints.serve.engine_start",
+    "inflight.entrypoints.serve.headless",
     "inflight.entrypoints.serve.server",
     "inflight.entrypoints.serve.supervisor",
     "inflight.metrics.serving",
     "inflight.models.transformers_fallback.model",
+    "inflight.structured_output.llguidance_backend",
     "llguidance",
     "transformers.modeling_utils",
     "uvloop",
+    "uvicorn.lifespan.off",
     "uvicorn.protocols.http.httptools_impl",
     "tests.conformance.scripted_worker",
+    *(api.routes for api in APIS.values()),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inflight.interface.part_kinds import parts_of
 from inflight.interface.parts import PartResult, RequestPart
-from inflight.interface.request import LogprobsColumns
+from inflight.interface.request import Float32Array, LogprobsColumns
 from inflight.sampling_params import SamplingParams
 
 
@@ -17,3 +17,9 @@ def prompt_results(columns: LogprobsColumns, start: int = 1) -> tuple[PartResult
     from inflight.interface.prompt_logprobs import PromptLogprobsResult  # a test runs without this kind of part
 
     return (PromptLogprobsResult(start=start, columns=columns),)
+
+
+def pooling_results(vectors: Float32Array) -> tuple[PartResult, ...]:
+    from inflight.interface.pooling import PoolingResult  # a test runs without this kind of part
+
+    return (PoolingResult(vectors=vectors),)

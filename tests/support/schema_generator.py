@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Any
+
+from inflight.structured_output.spec import SchemaPlace
 
 Schema = dict[str, Any]  # Any: JSON
 
@@ -11,6 +14,10 @@ NAMES = "name age id tags address city created_at is_active price items kind gr�
 WORDS = ["red", "green", "blue", "", "a b", 'quo"te', "back\\slash", "tab\there", "naïve", "東京", "🙂"]
 PATTERNS = ["^[a-z]{1,8}$", "^[A-Z]{2}-[0-9]{3}$", "^(foo|bar|b[aeiou]z)$", "^[0-9a-f]{4}(-[0-9a-f]{2}){0,2}$"]
 FORMATS = ["date", "time", "ipv4", "uuid"]
+
+
+def texts(places: Iterable[SchemaPlace]) -> list[str]:
+    return [place.text for place in places]
 
 
 class SchemaGenerator:

@@ -74,5 +74,5 @@ class ToyBackend(GrammarBackend):
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
         if spec.text == "bad":
-            raise InvalidRequestError("bad grammar")
+            raise InvalidRequestError("bad grammar", "regex")
         return CompiledGrammar(partial(ToyMatcher, int(spec.text), self.vocab_size), size_bytes=1)

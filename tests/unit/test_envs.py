@@ -65,7 +65,7 @@ def test_what_a_launcher_sets(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(ConfigError, match=name):
                 envs.launched_rank()
     monkeypatch.delenv("MASTER_ADDR")
-    with pytest.raises(ConfigError, match=r"needs a launcher that sets MASTER_ADDR: .*torchrun"):
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR: .*torchrun"):
         envs.launched_rank()
 
 
@@ -129,7 +129,7 @@ def test_variables_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_budget_names_its_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS", raising=False)
     monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "soon")
-    with pytest.raises(ConfigError, match=r"^VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS='soon' is not a positive number"):
+    with pytest.raises(ConfigError, match=r"^VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS='soon'"):
         envs.execute_model_timeout_seconds()
 
 

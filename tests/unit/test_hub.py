@@ -70,7 +70,7 @@ def test_a_name_that_can_be_no_model_is_refused_without_the_hub(
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"not a model folder: it holds no config\.json"):
+    with pytest.raises(ModelNotFoundError, match=r"config\.json"):
         hub.resolve_model_folder(str(tmp_path), None)
 
 
@@ -113,7 +113,7 @@ def test_the_first_part_of_a_split_model_is_the_model(tmp_path: Path) -> None:
 def test_several_gguf_files_are_not_guessed_between(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(ModelNotFoundError, match=r"several GGUF files \(a\.gguf, b\.gguf\); name the one"):
+    with pytest.raises(ModelNotFoundError, match=r"\(a\.gguf, b\.gguf\)"):
         hub.resolve_model_folder(str(tmp_path))
 
 
@@ -312,9 +312,7 @@ def test_one_gguf_file_alone_is_downloaded(gguf_cache: Path, monkeypatch: pytest
         hub.resolve_model_folder("org/quants:Q6_K")
     (gguf_cache / "empty").mkdir()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_args, **_fields: str(gguf_cache / "empty"))
-    with pytest.raises(
-        ModelNotFoundError, match=r"no config\.json.*GGUF files, give one as 'org/q:FILE\.gguf': .*m-Q4_0\.gguf"
-    ):
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json.*GGUF .*'org/q:FILE\.gguf': .*m-Q4_0\.gguf"):
         hub.resolve_model_folder("org/q")
 
 

@@ -15,7 +15,7 @@ def test_every_public_name_is_there() -> None:
     assert {name: each.__name__ for name, each in found.items()} == {name: name for name in inflight.__all__}
     assert all(each.__module__.startswith("inflight.") for each in found.values())
     assert set(inflight.__all__) | {"__version__"} <= set(dir(inflight)) and dir(inflight) == sorted(dir(inflight))
-    with pytest.raises(AttributeError, match="module 'inflight' has no attribute 'Engine'"):
+    with pytest.raises(AttributeError, match=r"module 'inflight' .*'Engine'"):
         inflight.Engine  # noqa: B018
 
 

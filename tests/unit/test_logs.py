@@ -132,7 +132,7 @@ def test_the_format_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             logs.configure("engine")
             assert logs.is_json() == is_json
     monkeypatch.setenv("INFLIGHT_LOG_FORMAT", "xml")
-    with pytest.raises(ConfigError, match="INFLIGHT_LOG_FORMAT='xml' is not one of text, json"):
+    with pytest.raises(ConfigError, match=r"INFLIGHT_LOG_FORMAT='xml' .*text, json"):
         envs.log_format()
 
 

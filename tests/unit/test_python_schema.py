@@ -101,4 +101,4 @@ def test_a_value_is_no_type(value: Any) -> None:
         StructuredOutputsParams(json=value)
     if isinstance(value, Place):
         with pytest.raises(InvalidRequestError, match="give the class Place"):
-            StructuredOutputsParams(json=value)  # type: ignore[arg-type]
+            StructuredOutputsParams(json=value)

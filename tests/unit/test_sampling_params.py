@@ -81,8 +81,9 @@ def test_what_is_allowed(name: str, value: object) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, _, bad in RANGES for value in bad])
 def test_what_is_refused(name: str, value: object) -> None:
-    with pytest.raises(InvalidRequestError, match=name):
+    with pytest.raises(InvalidRequestError) as caught:
         with_field(name, value)
+    assert caught.value.param.partition("[")[0] == name
 
 
 def test_min_tokens_may_be_as_many_as_max_tokens() -> None:

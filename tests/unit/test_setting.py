@@ -96,6 +96,6 @@ def test_a_class_that_names_unknown_keywords() -> None:
     assert kind(length=None, size=2).size == 2  # type: ignore[call-arg]
     for given, words in (({"length": 3}, "give size"), ({"sise": 3}, "did you mean 'size'"), ({"sise": None}, "sise")):
         with pytest.raises(KeyError, match=words):
-            kind(**given)  # type: ignore[arg-type]
+            kind(**given)
     with pytest.raises(KeyError, match="by name, as in size="):
-        kind(3)  # type: ignore[misc]
+        kind(3)  # type: ignore[call-arg]

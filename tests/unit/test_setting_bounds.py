@@ -15,6 +15,7 @@ import inflight.config
 from inflight.config.engine import SpeculativeConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.fault_tolerance import FaultToleranceConfig
+from inflight.config.image_args import ImageArgs
 from inflight.config.kv_events import KVEventsConfig
 from inflight.config.kv_tiers import KVTierConfig
 from inflight.config.kv_transfer import _Extra
@@ -22,6 +23,8 @@ from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.setting import Setting, settings_of
 
 M, G, WEEK, INT32 = 2**20, 2**30, 604_800, 2**31 - 1
+
+_OF_IMAGES = {"mm_processor_cache_gb": (0, M), "mm_processor_workers": (1, 256)}
 
 BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
     _Extra: {"cpu_bytes_to_use": (0, 2**50)},
@@ -34,7 +37,9 @@ BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
     },
     SpeculativeConfig: {"num_speculative_tokens": (1, 64), "prompt_lookup_min": (1, 32), "prompt_lookup_max": (1, 32)},
     KVEventsConfig: {"buffer_steps": (1, M), "hwm": (1, G), "max_queue_size": (1, G)},
+    ImageArgs: _OF_IMAGES,
     EngineArgs: {
+        **_OF_IMAGES,
         "seed": (0, 2**63 - 1),
         "max_model_len": (1, 16 * M),
         "max_num_seqs": (1, 65536),

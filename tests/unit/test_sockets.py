@@ -18,7 +18,7 @@ from inflight.sockets import connect_locally, listen, listen_locally, shown, soc
 def test_an_ipv6_address_is_shown_with_brackets() -> None:
     assert (shown("::1", 80), shown("10.0.0.1", 80), shown("head", 80)) == ("[::1]:80", "10.0.0.1:80", "head:80")
     hello = Hello(schema="", rank=1, world_size=2, nnodes=2)
-    with pytest.raises(EngineError, match=r"node 0 did not answer on \[::1\]:9 within 0 s"):
+    with pytest.raises(EngineError, match=r"node 0 .*\[::1\]:9 within 0 s"):
         connect(("::1", 9), hello, "token", max_seconds=0.0)
 
 

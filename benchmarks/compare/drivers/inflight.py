@@ -10,7 +10,7 @@ def load(settings: Settings) -> Construct:
 
     def construct() -> Generate:
         weights = settings.weight_format  # the head, too: peers quantize it with the rest
-        quantization = {} if weights == "bf16" else {"quantization": weights, "head_quantization": weights}
+        quantization = {} if weights in ("bf16", "gguf") else {"quantization": weights, "head_quantization": weights}
         arguments = {
             "dtype": "bfloat16",
             "skip_tokenizer_init": True,

@@ -1,17 +1,20 @@
 """DeepSeek-V2 and V2-Lite (arXiv:2405.04434): multi-head latent attention, and experts, of which a token may use those of a few
 groups only."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.experts import HIGHEST, MoeSpec, RouterSpec
 from inflight.config.families.expert_fields import (
+    GGUF_ROUTING,
     SHARED_EXPERTS,
     first_layers_dense,
     read_experts,
     read_scale,
     refuse_null,
     refuse_other_values,
+    routing_from_gguf,
     with_shared_experts,
 )
 from inflight.config.families.family import Family
@@ -82,4 +85,66 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     return replace(fields.architecture(layers), renames=(SHARED_EXPERTS,))
 
 
-FAMILY = Family(architecture="DeepseekV2ForCausalLM", model_type="deepseek_v2", parse=_parse)
+# Keys of a GGUF file that `latent_from_gguf` reads, and names of tensors
+GGUF_KEYS = (
+    *(f"attention.{name}" for name in ("value_length", "key_length_mla", "value_length_mla", "q_lora_rank")),
+    *("rope.dimension_count", "rope.scaling.yarn_log_multiplier"),
+)
+GGUF_NAMES = {**GGUF_ROUTING, "attention.kv_lora_rank": "kv_lora_rank"}
+GGUF_TENSORS = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",  # in newer files, the two halves of kv_b_proj
+    "attn_v_b": "self_attn.v_b_proj",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
+
+
+def latent_from_gguf(given: Mapping[str, object]) -> dict[str, object]:
+    """Fields of attention and routing. In newer files key_length and value_length are those of the cache, and other keys have
+    the sizes of heads."""
+    rope_dim = given.get("rope.dimension_count")
+    key_size = given.get("attention.key_length_mla", given.get("attention.key_length"))
+    nope_dim = key_size - rope_dim if isinstance(key_size, int) and isinstance(rope_dim, int) else None
+    found = {
+        **routing_from_gguf(given),
+        "q_lora_rank": given.get("attention.q_lora_rank"),
+        "qk_nope_head_dim": nope_dim,
+        "qk_rope_head_dim": rope_dim,
+        "v_head_dim": given.get("attention.value_length_mla", given.get("attention.value_length")),
+    }
+    factor = given.get("rope.scaling.yarn_log_multiplier")  # the converter has divided it by 10
+    if given.get("rope.scaling.type") == "yarn" and isinstance(factor, int | float):
+        mscale = round(10 * factor, 6)
+        found["rope_scaling"] = {
+            "rope_type": "yarn",
+            "factor": given.get("rope.scaling.factor"),
+            "original_max_position_embeddings": given.get("rope.scaling.original_context_length"),
+            "mscale": mscale,
+            "mscale_all_dim": mscale,
+        }
+    return found
+
+
+def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
+    num_groups = given.get("expert_group_count", 1)
+    has_groups = isinstance(num_groups, int) and num_groups > 1
+    return {**latent_from_gguf(given), "topk_method": _GROUPS if has_groups else _GREEDY}
+
+
+FAMILY = Family(
+    architecture="DeepseekV2ForCausalLM",
+    model_type="deepseek_v2",
+    gguf_name="deepseek2",
+    gguf_has_experts=True,
+    gguf_gating=(None, 1),
+    gguf_names=GGUF_NAMES,
+    gguf_fields=_from_gguf,
+    gguf_keys=GGUF_KEYS,
+    gguf_tensors=GGUF_TENSORS,
+    parse=_parse,
+)

@@ -1,11 +1,18 @@
 """DeepSeek-V3 (arXiv:2412.19437) and models with its layers, such as Kimi K2: the attention of DeepSeek-V2, and experts whose
 scores are sigmoids and get a bias for the choice."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import SIGMOID, ModelArchitecture
 from inflight.config.experts import TWO_HIGHEST, MoeSpec, RouterSpec
-from inflight.config.families.deepseek_v2 import read_latent_attention
+from inflight.config.families.deepseek_v2 import (
+    GGUF_KEYS,
+    GGUF_NAMES,
+    GGUF_TENSORS,
+    latent_from_gguf,
+    read_latent_attention,
+)
 from inflight.config.families.expert_fields import (
     SHARED_EXPERTS,
     drafting_layers,
@@ -44,4 +51,23 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     return replace(fields.architecture(layers), renames=(SHARED_EXPERTS,), unread=drafting_layers(fields))
 
 
-FAMILY = Family(architecture="DeepseekV3ForCausalLM", model_type="deepseek_v3", parse=_parse)
+def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
+    """Files of 2025 do not say how many groups there are. V3 and R1 have 256 experts in 8 groups, the others no groups."""
+    found = latent_from_gguf(given)
+    if given.get("expert_group_count") is None and given.get("expert_count") != 256:
+        found |= {"n_group": 1, "topk_group": 1}
+    return found
+
+
+FAMILY = Family(
+    architecture="DeepseekV3ForCausalLM",
+    model_type="deepseek_v3",
+    gguf_name="deepseek2",
+    gguf_has_experts=True,
+    gguf_gating=(2,),
+    gguf_names=GGUF_NAMES,
+    gguf_fields=_from_gguf,
+    gguf_keys=GGUF_KEYS,
+    gguf_tensors=GGUF_TENSORS,
+    parse=_parse,
+)

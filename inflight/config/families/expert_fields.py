@@ -12,6 +12,12 @@ from inflight.config.mixers import MixerSpec
 NUM_EXPERTS = ("num_experts", "num_local_experts")
 GGUF_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}  # keys of a file -> fields
 GGUF_RENORMALIZES = {"expert_weights_norm": "norm_topk_prob"}  # the same
+GGUF_GATED_EXPERTS = {  # the same, of experts with a shared one that has a gate
+    **GGUF_EXPERTS,
+    **GGUF_RENORMALIZES,
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
 # Of DeepSeek's experts: keys of a file -> fields. `routing_from_gguf` reads them, too.
 GGUF_ROUTING = {
     "expert_count": "n_routed_experts",
@@ -36,6 +42,7 @@ def read_experts(
     *,
     size: str = "moe_intermediate_size",
     names: Sequence[str] = NUM_EXPERTS,
+    num_chosen: str = "num_experts_per_tok",
     renormalizes: bool | None = None,
     router: RouterSpec | None = None,
 ) -> MoeSpec:
@@ -44,6 +51,7 @@ def read_experts(
     Args:
         size: the field with the size of an expert.
         names: the fields with the number of experts, of which one must be there.
+        num_chosen: the field with the number of experts that compute a token.
         renormalizes: see `RouterSpec`; None: the field norm_topk_prob says it.
         router: how experts are chosen; its `top_k` and `renormalizes` are not used. None: their scores are a softmax.
 
@@ -51,14 +59,14 @@ def read_experts(
         UnsupportedModelError: a field is missing or impossible, or the number of experts has two values.
     """
     num_experts = _num_experts(fields, names)
-    top_k = fields.integer("num_experts_per_tok")
+    top_k = fields.integer(num_chosen)
     if top_k > num_experts:
-        raise fields.refusal(f"num_experts_per_tok={top_k} is more than the number of experts, {num_experts}")
+        raise fields.refusal(f"{num_chosen}={top_k} is more than the number of experts, {num_experts}")
     if renormalizes is None:
         renormalizes = read_renormalizes(fields, default=False)
     router = replace(router or RouterSpec(top_k=top_k), top_k=top_k, renormalizes=renormalizes)
     if problem := router.problem(num_experts):
-        given = f"n_group={router.num_groups}, topk_group={router.top_groups}, num_experts_per_tok={top_k}"
+        given = f"n_group={router.num_groups}, topk_group={router.top_groups}, {num_chosen}={top_k}"
         given += f", {' or '.join(names)}={num_experts}"
         raise fields.refusal(f"{given}: {problem}")
     return MoeSpec(
@@ -96,10 +104,13 @@ def read_groups(fields: FamilyFields, router: RouterSpec, *, num_groups: int, to
     )
 
 
-def with_shared_experts(fields: FamilyFields, experts: MoeSpec, default: int) -> MoeSpec:
-    """The same layer with `n_shared_experts` shared experts, which are stored as one wide expert."""
-    refuse_null(fields, "n_shared_experts")
-    return replace(experts, shared_size=fields.integer("n_shared_experts", default) * experts.size)
+def with_shared_experts(
+    fields: FamilyFields, experts: MoeSpec, default: int, *, name: str = "n_shared_experts", least: int = 1
+) -> MoeSpec:
+    """The same layer with as many shared experts as the field `name` says, which are stored as one wide expert. If the field is
+    absent, there are `default`; `least` is 1, or 0 if there may be none."""
+    refuse_null(fields, name)
+    return replace(experts, shared_size=fields.integer(name, default, least=least) * experts.size)
 
 
 def refuse_null(fields: FamilyFields, *names: str) -> None:
@@ -166,7 +177,6 @@ def drafting_layers(fields: FamilyFields) -> tuple[str, ...]:
 def routing_from_gguf(given: Mapping[str, object]) -> dict[str, object]:
     """The fields of `GGUF_ROUTING` whose values a GGUF file writes in another way, or whose absence means something else there.
     It counts the layers that predict drafts among all layers."""
-    function = given.get("expert_gating_func")
     count, drafting = given.get("block_count"), given.get("nextn_predict_layers", 0)
     found: dict[str, object] = {
         "routed_scaling_factor": given.get("expert_weights_scale") or 1.0,
@@ -174,8 +184,15 @@ def routing_from_gguf(given: Mapping[str, object]) -> dict[str, object]:
         "first_k_dense_replace": given.get("leading_dense_block_count", 0),
         "num_nextn_predict_layers": drafting,
     }
-    if function is not None:
-        found["scoring_func"] = _GATING_FUNCTIONS.get(function, function) if isinstance(function, int) else function
+    found |= scoring_from_gguf(given)
     if isinstance(count, int) and isinstance(drafting, int):
         found["num_hidden_layers"] = count - drafting
     return found
+
+
+def scoring_from_gguf(given: Mapping[str, object]) -> dict[str, object]:
+    """The field scoring_func, if a GGUF file says it."""
+    function = given.get("expert_gating_func")
+    if function is None:
+        return {}
+    return {"scoring_func": _GATING_FUNCTIONS.get(function, function) if isinstance(function, int) else function}

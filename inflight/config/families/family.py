@@ -7,6 +7,7 @@ from inflight.config.architecture import ModelArchitecture
 from inflight.config.families.family_fields import FamilyFields
 from inflight.config.mixers import MIXER_KINDS
 from inflight.config.mlp_kinds import MLP_KINDS
+from inflight.config.pooler import ClassHead, MaskHead
 
 # Fields that change the result of models of other families -> the values with which the field changes nothing. A config with
 # any other value is refused. (): the field must be absent or null.
@@ -21,24 +22,35 @@ _NEUTRAL: tuple[tuple[str, tuple[object, ...]], ...] = (
 _NEUTRAL_VALUES = {name: values for names, values in _NEUTRAL for name in names.split()}
 
 
+# What `gguf_fields` finds beside keys of the file: the names of its tensors, and the content of the tensor with divisors of
+# rotary frequencies, if the name is among `gguf_keys`. Otherwise the divisors must be those of Llama 3.
+TENSORS = "tensors"
+ROPE_FREQUENCIES = "rope_freqs"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """A family of models: one file of this folder, and an entry in `families.FAMILIES`.
 
     `parse` makes the specification. It refuses fields whose value is not supported. `reads` has the names of those fields in
     `_NEUTRAL_VALUES` that `parse` reads itself. Those that a kind of layer reads are known to its specification. `wrapper`: the
-    architecture and the model_type of models that also read images; of such a model the part for text is used. `unread`: see
-    `ModelArchitecture`. In a GGUF file the family's name is `gguf_name` (None: no GGUF file of the family is supported).
-    `gguf_has_experts`: such a file has experts; a family without experts may have the same name. `gguf_interleaves_heads`:
-    llama.cpp's converter changes the order of the rows of queries and keys. `gguf_names`: keys of the file, without the
-    family's name, -> the fields of config.json with the same values, where only this family has them. `gguf_fields` makes
-    further fields of config.json from the keys of the file, of which it reads `gguf_keys`. `gguf_tensors`: names of a layer's
-    tensors in the file -> their names in the model, where they are not those of most families.
+    architecture and the model_type of models that also read images; of such a model the part for text is used. `others`: more
+    architectures with the same layers, and with another head or none. `unread`: see `ModelArchitecture`. In a GGUF file the
+    family's name is `gguf_name` (None: no GGUF file of the family is supported). `gguf_has_experts`: such a file has experts; a
+    family without experts may have the same name. `gguf_interleaves_heads`: llama.cpp's converter changes the order of the rows
+    of queries and keys. `gguf_tiles_value_heads`: it changes the order of the value heads of recurrent layers. `gguf_gating`:
+    if several families have the same name, the values of the key expert_gating_func that this one has; None: the key is absent.
+    `gguf_names`: keys of the file, without the family's name, -> the fields of config.json with the same values, where only
+    this family has them. `gguf_fields` makes further fields of config.json from the keys of the file, of which it reads
+    `gguf_keys`. `gguf_tensors`: names of a layer's tensors in the file -> their names in the model, where they are not those of
+    most families. `class_head`: the layers for classes; None: those of a decoder. `mask_head`: those for masked tokens, which
+    SPLADE reads.
     """
 
     architecture: str
     model_type: str
     parse: Callable[[FamilyFields], ModelArchitecture]
+    others: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     wrapper: tuple[str, str] | None = None
@@ -49,6 +61,10 @@ class Family:
     gguf_keys: tuple[str, ...] = ()
     gguf_tensors: Mapping[str, str] = field(default_factory=dict)
     gguf_interleaves_heads: bool = False
+    gguf_tiles_value_heads: bool = False
+    gguf_gating: tuple[int | None, ...] = ()
+    class_head: ClassHead | None = None
+    mask_head: MaskHead | None = None
 
     def from_gguf(self, given: Mapping[str, object]) -> dict[str, object]:
         """The fields of config.json that only this family has, from the keys of a GGUF file."""
@@ -63,6 +79,8 @@ class Family:
         reads = (*(mixer.reads for mixer in MIXER_KINDS.values()), *(mlp.reads for mlp in MLP_KINDS.values()))
         self._refuse_unread(fields, {name for names in reads for name in names})
         architecture = self.parse(fields)
+        if not fields.boolean("is_causal", True):
+            architecture = in_both_directions(architecture)
         specs = (spec for layer in architecture.layers for spec in (layer.mixer, layer.mlp))
         self._refuse_unread(fields, {name for spec in specs for name in spec.reads})
         return replace(architecture, name=self.architecture, unread=(*self.unread, *architecture.unread))
@@ -74,6 +92,15 @@ class Family:
                 raise fields.refusal(
                     f"{name}={fields.values[name]!r} is not supported for {self.architecture}; it would change the result"
                 )
+
+
+def in_both_directions(model: ModelArchitecture) -> ModelArchitecture:
+    """The same model as an encoder. A head for tokens is left unread."""
+    layers = tuple(
+        layer if layer.attention is None else replace(layer, mixer=replace(layer.attention, is_causal=False))
+        for layer in model.layers
+    )
+    return replace(model, layers=layers, has_head=False, tie_word_embeddings=False, unread=(*model.unread, "lm_head."))
 
 
 def partial_rotation(given: Mapping[str, object]) -> dict[str, object]:

@@ -63,7 +63,7 @@ def _mlp_size(fields: FamilyFields) -> int:
     return -(-size // multiple) * multiple
 
 
-def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
+def lfm2_from_gguf(given: Mapping[str, object]) -> dict[str, object]:
     """A layer without key heads is a convolution."""
     found = {
         "conv_L_cache": given.get("shortconv.l_cache", 3),
@@ -75,17 +75,20 @@ def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
     return {**found, "block_auto_adjust_ff_dim": False}
 
 
+GGUF_KEYS = ("attention.head_count_kv", "shortconv.l_cache")  # that `lfm2_from_gguf` reads
+GGUF_TENSORS = {
+    "token_embd_norm": "model.norm",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
+
 FAMILY = Family(
     architecture="Lfm2ForCausalLM",
     model_type="lfm2",
     gguf_name="lfm2",
-    gguf_fields=_from_gguf,
-    gguf_keys=("attention.head_count_kv", "shortconv.l_cache"),
-    gguf_tensors={
-        "token_embd_norm": "model.norm",
-        "shortconv.conv": "conv.conv",
-        "shortconv.in_proj": "conv.in_proj",
-        "shortconv.out_proj": "conv.out_proj",
-    },
+    gguf_fields=lfm2_from_gguf,
+    gguf_keys=GGUF_KEYS,
+    gguf_tensors=GGUF_TENSORS,
     parse=_parse,
 )

@@ -3,13 +3,7 @@
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture
-from inflight.config.families.expert_fields import (
-    GGUF_EXPERTS,
-    GGUF_RENORMALIZES,
-    NUM_EXPERTS,
-    read_experts,
-    sparse_layers,
-)
+from inflight.config.families.expert_fields import GGUF_GATED_EXPERTS, NUM_EXPERTS, read_experts, sparse_layers
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
 
@@ -36,12 +30,7 @@ FAMILY = Family(
     model_type="qwen2_moe",
     gguf_name="qwen2moe",
     gguf_has_experts=True,
-    gguf_names={
-        **GGUF_EXPERTS,
-        **GGUF_RENORMALIZES,
-        "expert_feed_forward_length": "moe_intermediate_size",
-        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-    },
+    gguf_names=GGUF_GATED_EXPERTS,
     parse=_parse,
     reads=NUM_EXPERTS,
 )

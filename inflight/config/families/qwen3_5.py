@@ -5,23 +5,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture
+from inflight.config.families.expert_fields import drafting_layers
 from inflight.config.families.family import Family, partial_rotation
 from inflight.config.families.family_fields import FamilyFields, layers_with
+from inflight.config.families.qwen_vision import with_sections, without_sections
 from inflight.config.mixers import HEAD, GatedDeltaSpec, MixerSpec
 from inflight.errors import UnsupportedModelError
 
-# For images, positions have several parts. Those of a text are all equal, so a text is rotated as always.
-_FIELDS_OF_IMAGES = ("mrope_section", "mrope_interleaved")
 
-
-def read_hybrid_mixers(fields: FamilyFields, *, is_grouped: bool = False) -> list[MixerSpec]:
-    """The mixers of all layers. `is_grouped`: see `GatedDeltaSpec`."""
-    rope = fields.mapping("rope_parameters")
-    values = {name: value for name, value in rope.values.items() if name not in _FIELDS_OF_IMAGES}
-    fields = fields.with_values({"rope_parameters": values})
+def read_hybrid_mixers(fields: FamilyFields, *, is_grouped: bool = False, has_sections: bool = True) -> list[MixerSpec]:
+    """The mixers of all layers. `is_grouped`: see `GatedDeltaSpec`. `has_sections`: tokens may have three positions."""
+    whole = fields
+    fields = without_sections(fields)
     partial = fields.number("partial_rotary_factor", 0.25)
     attention = fields.attention(head_dim=256, partial_rotary_factor=partial, reads_bias=True)
     attention = replace(attention, qk_norm=HEAD, has_gate=True)
+    if has_sections:
+        rope = with_sections(whole, attention.rope, attention.head_dim, (11, 11, 10), is_interleaved=True)
+        attention = replace(attention, rope=rope)
     recurrence = replace(_read_recurrence(fields), is_grouped=is_grouped)
     num_layers = fields.num_layers
     interval = fields.integer("full_attention_interval", 4)
@@ -31,7 +32,8 @@ def read_hybrid_mixers(fields: FamilyFields, *, is_grouped: bool = False) -> lis
 
 
 def make_hybrid(fields: FamilyFields, layers: tuple[LayerSpec, ...]) -> ModelArchitecture:
-    return replace(fields.architecture(layers), norm_offset=1.0)
+    unread = drafting_layers(fields) if fields.has("num_nextn_predict_layers") else ()  # of a GGUF file
+    return replace(fields.architecture(layers), norm_offset=1.0, unread=unread)
 
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
@@ -57,44 +59,54 @@ def _read_recurrence(fields: FamilyFields) -> GatedDeltaSpec:
     )
 
 
-def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
-    heads = given.get("ssm.time_step_rank")
-    width = given.get("ssm.inner_size")
-    if heads != given.get("ssm.group_count") or not (isinstance(heads, int) and isinstance(width, int) and heads > 0):
+def hybrid_from_gguf(given: Mapping[str, object]) -> dict[str, object]:
+    """The fields of config.json that GGUF files do not have under keys of their own. A file counts the layers that predict
+    drafts among all layers."""
+    heads, width = given.get("ssm.time_step_rank"), given.get("ssm.inner_size")
+    if not (isinstance(heads, int) and isinstance(width, int) and heads > 0 and width % heads == 0):
         raise UnsupportedModelError(
-            f"a GGUF file with qwen35.ssm.time_step_rank={heads!r} value heads is not supported, because llama.cpp has them in "
-            "another order unless they are as many as the key heads (ssm.group_count); use the model's safetensors"
+            f"the GGUF file's keys ssm.inner_size={width!r} and ssm.time_step_rank={heads!r} give no size of value heads"
         )
-    return {"linear_value_head_dim": width // heads, **partial_rotation(given)}
+    found: dict[str, object] = {"linear_value_head_dim": width // heads, **partial_rotation(given)}
+    count, drafting = given.get("block_count"), given.get("nextn_predict_layers", 0)
+    if isinstance(count, int) and isinstance(drafting, int) and drafting:
+        found |= {"num_hidden_layers": count - drafting, "num_nextn_predict_layers": drafting}
+    return found
 
+
+# Of recurrent layers: keys of a GGUF file -> fields
+GGUF_HYBRID = {
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "full_attention_interval": "full_attention_interval",
+}
+# Keys that `hybrid_from_gguf` reads. The sections are for images.
+GGUF_HYBRID_KEYS = ("ssm.inner_size", "rope.dimension_count", "rope.dimension_sections", "nextn_predict_layers")
+GGUF_HYBRID_TENSORS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
 
 FAMILY = Family(
     architecture="Qwen3_5ForCausalLM",
     model_type="qwen3_5_text",
     gguf_name="qwen35",
-    gguf_names={
-        "ssm.group_count": "linear_num_key_heads",
-        "ssm.time_step_rank": "linear_num_value_heads",
-        "ssm.state_size": "linear_key_head_dim",
-        "ssm.conv_kernel": "linear_conv_kernel_dim",
-        "full_attention_interval": "full_attention_interval",
-    },
-    gguf_fields=_from_gguf,
-    # the sections are for images
-    gguf_keys=("ssm.inner_size", "rope.dimension_count", "rope.dimension_sections"),
-    gguf_tensors={
-        "post_attention_norm": "post_attention_layernorm",
-        "attn_qkv": "linear_attn.in_proj_qkv",
-        "attn_gate": "linear_attn.in_proj_z",
-        "ssm_beta": "linear_attn.in_proj_b",
-        "ssm_alpha": "linear_attn.in_proj_a",
-        "ssm_conv1d": "linear_attn.conv1d",
-        "ssm_a": "linear_attn.A_log",
-        "ssm_dt.bias": "linear_attn.dt_bias",
-        "ssm_norm": "linear_attn.norm",
-        "ssm_out": "linear_attn.out_proj",
-    },
-    wrapper=("Qwen3_5ForConditionalGeneration", "qwen3_5"),
+    gguf_names=GGUF_HYBRID,
+    gguf_fields=hybrid_from_gguf,
+    gguf_keys=GGUF_HYBRID_KEYS,
+    gguf_tensors=GGUF_HYBRID_TENSORS,
+    gguf_tiles_value_heads=True,
     unread=("mtp.", "model.visual."),
     parse=_parse,
     reads=("partial_rotary_factor",),

@@ -1,13 +1,30 @@
 """Qwen3-Next: the layers of Qwen3.5, with projections whose rows are grouped by key heads, and the experts of Qwen2-MoE."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.experts import MoeSpec
-from inflight.config.families.expert_fields import NUM_EXPERTS, read_experts, read_renormalizes, sparse_layers
+from inflight.config.families.expert_fields import (
+    GGUF_GATED_EXPERTS,
+    NUM_EXPERTS,
+    read_experts,
+    read_renormalizes,
+    sparse_layers,
+)
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields, layers_with
-from inflight.config.families.qwen3_5 import make_hybrid, read_hybrid_mixers
+from inflight.config.families.qwen3_5 import (
+    GGUF_HYBRID,
+    GGUF_HYBRID_KEYS,
+    GGUF_HYBRID_TENSORS,
+    hybrid_from_gguf,
+    make_hybrid,
+    read_hybrid_mixers,
+)
+
+# No field of config.json: `_from_gguf` makes it, because llama.cpp's converter takes these projections apart.
+_IS_GROUPED = "projections_are_grouped"
 
 
 def read_gated_experts(fields: FamilyFields, *, renormalizes: bool) -> MoeSpec:
@@ -18,16 +35,26 @@ def read_gated_experts(fields: FamilyFields, *, renormalizes: bool) -> MoeSpec:
 
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
-    mixers = read_hybrid_mixers(fields, is_grouped=True)
+    mixers = read_hybrid_mixers(fields, is_grouped=fields.boolean(_IS_GROUPED, True), has_sections=False)
     if fields.values.get("num_experts") == 0:
         return make_hybrid(fields, layers_with(mixers, fields.silu_mlp()))
     experts = read_gated_experts(fields, renormalizes=read_renormalizes(fields, default=True))
     return make_hybrid(fields, sparse_layers(fields, mixers, experts))
 
 
+def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
+    return {**hybrid_from_gguf(given), _IS_GROUPED: False}
+
+
 FAMILY = Family(
     architecture="Qwen3NextForCausalLM",
     model_type="qwen3_next",
+    gguf_name="qwen3next",
+    gguf_has_experts=True,
+    gguf_names={**GGUF_HYBRID, **GGUF_GATED_EXPERTS},
+    gguf_fields=_from_gguf,
+    gguf_keys=GGUF_HYBRID_KEYS,
+    gguf_tensors=GGUF_HYBRID_TENSORS,
     unread=("mtp.",),
     parse=_parse,
     reads=("partial_rotary_factor", *NUM_EXPERTS),

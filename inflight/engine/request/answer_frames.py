@@ -93,7 +93,8 @@ class AnswerFrames:
         else:
             raise InvalidRequestError(
                 "thinking_token_budget needs a model whose chat template shows how reasoning is marked, and a tokenizer: leave "
-                "it out, or give the engine reasoning_end"
+                "it out, or give the engine reasoning_end",
+                "thinking_token_budget",
             )
         if frame is None or not frame.end or budget is None:
             return frame if params.structured_outputs is not None else None
@@ -139,7 +140,8 @@ class AnswerFrames:
             if any(tag in message for tag in (frame.end, *frame.not_in_reasoning)) or not written.endswith(frame.end):
                 raise InvalidRequestError(
                     f"the reasoning cannot be closed with the text {text!r}: leave out thinking_token_budget, or give the "
-                    "engine another reasoning_budget_message"
+                    "engine another reasoning_budget_message",
+                    "thinking_token_budget",
                 )
             self._closing[text] = tuple(token_ids)
         return self._closing[text]

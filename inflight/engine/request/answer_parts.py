@@ -7,10 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from inflight.engine.request.input_processor import ProcessedRequest
+import numpy as np
+
+from inflight.config.pooler import ALL
+from inflight.engine.request.processed import ProcessedRequest
 from inflight.engine.request.token_logprobs import logprobs_dicts
 from inflight.interface.parts import PartResult, RequestPart, after_results
+from inflight.interface.pooling import PoolingPart, PoolingResult
 from inflight.interface.prompt_logprobs import PromptLogprobsResult
+from inflight.interface.request import Float32Array
 from inflight.outputs import Logprob
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -51,7 +56,28 @@ class PromptLogprobsAnswer(AnswerPart):
         return self._rows if len(self._rows) >= self._num_tokens else None
 
 
-ANSWER_PARTS: dict[str, type[AnswerPart]] = {each.kind: each for each in (PromptLogprobsAnswer,)}
+class PoolingAnswer(AnswerPart):
+    """float32 [n, size]: the vectors of all tokens, or one vector."""
+
+    kind = "pooling"
+
+    def __init__(self, request: ProcessedRequest, tokenizer: Tokenizer | None) -> None:
+        (part,) = (part for part in request.sequences[0].parts if isinstance(part, PoolingPart))
+        self._num_vectors = len(request.prompt_token_ids) if part.pooling_type == ALL else 1
+        self._vectors: list[Float32Array] = []
+
+    def add(self, result: PartResult) -> None:
+        assert isinstance(result, PoolingResult)
+        self._vectors.append(result.vectors)
+
+    def value(self) -> Float32Array | None:
+        if sum(map(len, self._vectors)) < self._num_vectors:
+            return None
+        self._vectors = [np.concatenate(self._vectors)]
+        return self._vectors[0]
+
+
+ANSWER_PARTS: dict[str, type[AnswerPart]] = {each.kind: each for each in (PromptLogprobsAnswer, PoolingAnswer)}
 
 
 class AnswerParts:

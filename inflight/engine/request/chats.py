@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypedDict, Unpack
 
+from inflight.engine.request.chat_images import take_images
+from inflight.engine.request.prompt import TextPrompt
 from inflight.errors import InvalidRequestError
 from inflight.parsers.selector import DetectedParsers, detect_parsers
 from inflight.parsers.tool_choice import constrain_tools
@@ -45,7 +47,7 @@ class Chats:
         return detect_parsers(self._template)
 
     def render_text(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
-        """Render a conversation with the model's chat template. The text contains the special tokens.
+        """Render a conversation without images with the model's chat template. The text contains the special tokens.
 
         Raises:
             InvalidRequestError: the messages are malformed, the template refuses them, or the engine has no tokenizer.
@@ -54,6 +56,22 @@ class Chats:
         if self._template is None:
             raise InvalidRequestError("chat needs a tokenizer, and the engine has none (skip_tokenizer_init=True)")
         return self._template.render(messages, **options)
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> TextPrompt:
+        """Render a conversation as a prompt, which also has its images. Its text contains the special tokens, so it must be
+        tokenised with add_special_tokens=False. Raises as `render_text`."""
+        if self._template is None or not self._template.takes_images:
+            return {"prompt": self.render_text(messages, **options)}
+        numbered, images = take_images(messages)
+        rendered = self._template.render_chat(numbered, **options)
+        if not images:
+            return {"prompt": rendered.text}
+        shown = [images[number] for number in rendered.images]
+        return {
+            "prompt": rendered.text,
+            "multi_modal_data": {"image": [image.source for image in shown]},
+            "multi_modal_uuids": {"image": [image.uuid for image in shown]},
+        }
 
     def with_strict_tools(
         self, params: SamplingParams | None, tools: Sequence[Mapping[str, Any]] | None

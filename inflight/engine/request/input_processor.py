@@ -5,89 +5,34 @@ seed is derived from the engine's seed and the count.
 """
 
 import dataclasses
-import difflib
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypedDict, Unpack
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 from inflight.config.engine import EngineConfig
-from inflight.engine.request.answer_frames import FIND, AnswerFrames, GivenFrame
+from inflight.engine.request.answer_frames import FIND, AnswerFrames
+from inflight.engine.request.bad_words import tokenize_bad_words
 from inflight.engine.request.chats import Chats
+from inflight.engine.request.prepared_prompt import PreparedPrompt
+from inflight.engine.request.processed import ProcessedRequest, RequestOptions
 from inflight.engine.request.prompt import Prompt, as_token_ids, open_prompt, token_array
-from inflight.engine.request.text_parameters import check_text_parameters, tokenize_bad_words, unenforced_places
+from inflight.engine.request.prompt_request import prompt_request
+from inflight.engine.request.siblings import siblings, unknown_option
+from inflight.engine.request.text_parameters import check_text_parameters, unenforced_places
 from inflight.engine.start.generation_defaults import default_sampling_params, model_eos_token_ids
-from inflight.errors import ContextLengthExceededError, InvalidRequestError, UnknownParameterError
-from inflight.interface.part_kinds import PARTS_OF_PARAMETERS, parts_of
-from inflight.interface.parts import RequestPart
+from inflight.errors import ContextLengthExceededError, InvalidRequestError
+from inflight.interface.part_kinds import PARTS_OF_PARAMETERS, PARTS_OF_PROMPTS, parts_of
+from inflight.interface.parts import contents_of
 from inflight.interface.request import AnswerFrame, EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.kv_cache.block_hash import BlockHasher
-from inflight.parsers.output_parser import OutputParser
+from inflight.multimodal.image_prompts import ImagePrompts
+from inflight.pooling_params import Params
 from inflight.sample.seeds import derive_seed
 from inflight.sample.validation import check_num_logprobs, check_sampling
 from inflight.sampling_params import SamplingParams
 from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.tokenizer import Tokenizer
-
-
-class RequestOptions(TypedDict, total=False):
-    """Optional arguments of a request, besides its prompt and its sampling parameters.
-
-    Attributes:
-        arrival_time: when the request arrived, as a time of `time.monotonic()`. Default: now.
-        priority: if the scheduling policy is "priority", lower numbers are served first. Default: 0.
-        cache_salt: only requests with the same salt share cached prompts. If the prompt is a dictionary with a "cache_salt",
-            that salt is used instead.
-        add_special_tokens: whether the tokenizer adds its special tokens. Set it to False if the text was rendered with a chat
-            template, because such a text already contains them. Default: True.
-        thinks_first: whether the model may think before it answers. If so, and if the engine has a `reasoning_end` marker (the
-            text that ends the thinking), the grammar of the request applies to the text without its reasoning. Set it to False
-            for a raw prompt, or to continue an answer. Default: True.
-        answer_frame: where the reasoning is in the text, and what else may be around the text that a grammar constrains; None
-            if there is nothing. It is used if the engine has no `reasoning_end`. Default: `FIND`. Then it is what the tags of
-            the chat template say if the reasoning has a budget, and otherwise None.
-        trace_headers: the W3C trace headers of the request, in lower case. Observers of the engine get them.
-        make_parser: makes a parser for the text of one sequence. Outputs then have `events`, and stop strings are searched for
-            in the content only. Default: None, no parser.
-        parts: what the request wants beside its tokens (`RequestPart`), if no sampling parameter asks for it. Default: nothing.
-    """
-
-    arrival_time: float
-    priority: int
-    cache_salt: str
-    add_special_tokens: bool
-    thinks_first: bool
-    answer_frame: GivenFrame
-    trace_headers: Mapping[str, str]
-    make_parser: Callable[[], OutputParser] | None
-    parts: Sequence[RequestPart]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessedRequest:
-    """A request that is ready to start.
-
-    Attributes:
-        prompt: the text, or None if the request was given as token ids.
-        prompt_array: the `prompt_token_ids` as the engine core gets them, once for all `sequences`.
-        sequences: its sequences, ordered by index. They are sent to the engine core.
-        block_names: the names of the prompt's blocks (`BlockHasher.names`) if they decide which replica gets it; else b"".
-        unenforced: the places in the request's JSON schemas that its grammar does not enforce.
-        make_parser: makes a parser for the text of one of its sequences; None if there is none.
-    """
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    prompt_array: Int32Array
-    params: SamplingParams
-    arrival_time: float
-    sequences: tuple[EngineCoreRequest, ...]
-    trace_headers: Mapping[str, str] = field(default_factory=dict)
-    unenforced: tuple[str, ...] = ()
-    make_parser: Callable[[], OutputParser] | None = None
-    block_names: bytes = b""
 
 
 class InputProcessor:
@@ -102,6 +47,7 @@ class InputProcessor:
         default_params: used for a request without `SamplingParams`.
         default_max_tokens: `max_new_tokens` in the model's generation defaults; None if they do not contain it.
         eos_token_ids: all end tokens that the model's files name.
+        images: prepares prompts with images.
     """
 
     def __init__(
@@ -113,6 +59,7 @@ class InputProcessor:
         *,
         seed: int,
         use_generation_defaults: bool = True,
+        images: ImagePrompts | None = None,
     ) -> None:
         """
         Args:
@@ -122,6 +69,7 @@ class InputProcessor:
         """
         self.config = config
         self.tokenizer = tokenizer
+        self.images = images or ImagePrompts()
         self.chat_template = chat_template
         self._vocab_size = config.model.architecture.vocab_size
         self._max_model_len = config.model.max_model_len
@@ -143,7 +91,7 @@ class InputProcessor:
         self,
         request_id: str,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: Params | None = None,
         *,
         default_seed: int | None = None,
         **options: Unpack[RequestOptions],
@@ -153,7 +101,8 @@ class InputProcessor:
         Args:
             params: the sampling parameters. None means `default_params`. If the context has room for fewer than `max_tokens`
                 tokens, the request ends when the context is full, with the finish reason "length". If the context has room for
-                fewer than `min_tokens` tokens, end tokens are never drawn.
+                fewer than `min_tokens` tokens, end tokens are never drawn. With `PoolingParams` nothing is drawn: the
+                request makes vectors of its prompt (`RequestOutput.parts["pooling"]`).
             default_seed: used if `params` has no seed. If `default_seed` is None too, a seed is derived from the number of
                 earlier calls.
 
@@ -162,13 +111,23 @@ class InputProcessor:
             InvalidRequestError: the request is wrong. The message says what was given, what is allowed and what to do.
         """
         if not options.keys() <= RequestOptions.__annotations__.keys():
-            raise _unknown_option(options)
+            raise unknown_option(options)
         arrival_time, priority = options.get("arrival_time", time.monotonic()), options.get("priority", 0)
         if priority and self.config.scheduler.policy != "priority":
             raise InvalidRequestError(
                 f"priority={priority} has no effect here, because requests run in the order of their arrival: leave it out, or "
-                "start the engine with scheduling_policy='priority'"
+                "start the engine with scheduling_policy='priority'",
+                "priority",
             )
+        if not isinstance(params, SamplingParams | None):
+            part = PARTS_OF_PROMPTS[type(params)](params, self.config.model)
+            next(self._numbers)  # each request counts, so that the seeds of later ones do not depend on its kind
+            text, token_ids, cache_salt = self._read_prompt(prompt, options, params.truncate_prompt_tokens, draws=False)
+            names = self._block_names(cache_salt, token_ids, options)
+            return prompt_request(request_id, text, token_ids, cache_salt, names, part, arrival_time, options)
+        if self.config.model.architecture.pooler is not None:
+            tasks = " and ".join(self.config.model.pooler.tasks)
+            raise InvalidRequestError(f"this model generates no text; it does {tasks}")
         text, token_ids, cache_salt = self._read_prompt(prompt, options)
         room = self._max_model_len - len(token_ids)
         # a copy, because the caller may change its object later
@@ -202,12 +161,25 @@ class InputProcessor:
             prompt_array=token_ids,
             params=params,
             arrival_time=arrival_time,
-            sequences=(parent,) if params.n == 1 else _siblings(parent),
+            sequences=(parent,) if params.n == 1 else siblings(parent),
             trace_headers=options.get("trace_headers", {}),
             unenforced=unenforced,
             make_parser=options.get("make_parser"),
-            block_names=b"" if self._hasher is None else self._hasher.names(cache_salt, token_ids),
+            block_names=self._block_names(cache_salt, token_ids, options),
         )
+
+    def prepare(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> PreparedPrompt:
+        """Returns a prompt for `process`. Of the options, it has `cache_salt` and `parts`.
+
+        Raises: as `process`.
+        """
+        text, token_ids, cache_salt = self._read_prompt(prompt, options)
+        return PreparedPrompt(text, token_ids, cache_salt, tuple(options.get("parts", ())))
+
+    def _block_names(self, cache_salt: str, token_ids: Int32Array, options: RequestOptions) -> bytes:
+        if self._hasher is None:
+            return b""
+        return self._hasher.names(cache_salt, token_ids, contents_of(options.get("parts", ())))
 
     # -- parameters ----------------------------------------------------------------------------------------------------
 
@@ -229,17 +201,40 @@ class InputProcessor:
 
     # -- the prompt ----------------------------------------------------------------------------------------------------
 
-    def _read_prompt(self, prompt: Prompt, options: RequestOptions) -> tuple[str | None, Int32Array, str]:
-        """Returns the text (None if the prompt was given as token ids), the token ids, and the cache salt."""
+    def _read_prompt(
+        self, prompt: Prompt, options: RequestOptions, cut_to: int | None = None, *, draws: bool = True
+    ) -> tuple[str | None, Int32Array, str]:
+        """Returns the text (None for token ids), the token ids, and the cache salt.
+
+        Args:
+            cut_to: a longer prompt is cut to so many tokens (-1: as many as the model takes); None: it is refused.
+            draws: whether there must be room for a token behind the prompt.
+        """
+        if isinstance(prompt, PreparedPrompt):
+            options["parts"] = prompt.parts
+            return prompt.text, prompt.array, prompt.cache_salt
         given, salt = open_prompt(prompt, options.get("cache_salt", ""))
         text = given if isinstance(given, str) else None
-        if text is not None:
-            given = self.encode(text, add_special_tokens=options.get("add_special_tokens", True))
+        may_have_images = isinstance(prompt, Mapping) or self.config.model.architecture.vision is not None
+        images = self.images.processed(prompt, salt) if may_have_images else ()
+        given = self.images.expanded(given, images) if images else given
+        most = self._max_model_len if cut_to in (None, -1) else min(cut_to, self._max_model_len)
+        adds_special = options.get("add_special_tokens", True)
+        if isinstance(given, str):
+            if cut_to is not None and self.tokenizer is not None:
+                given = self.tokenizer.encode_cut(given, most, adds_special)
+            else:
+                given = self.encode(given, add_special_tokens=adds_special, draws=draws)
         token_ids = as_token_ids(given)
-        self._check_length(len(token_ids))  # before `token_array` copies the tokens
-        return text, token_array(token_ids, self._vocab_size), salt
+        if cut_to is not None:
+            token_ids = token_ids[:most]
+        self._check_length(len(token_ids), draws=draws)  # before `token_array` copies the tokens
+        array = token_array(token_ids, self._vocab_size)
+        if may_have_images and (parts := self.images.parts(array, images, options.get("parts", ()))):
+            options["parts"] = parts
+        return text, array, salt
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, draws: bool = True) -> list[int]:
         """Tokenise a prompt. If a text is so long that its tokens cannot fit, it is refused before it is tokenised, because
         tokenising it would take seconds.
 
@@ -249,41 +244,18 @@ class InputProcessor:
         """
         if self.tokenizer is None:
             raise InvalidRequestError(
-                "the prompt is text, but the engine has no tokenizer (skip_tokenizer_init=True): give prompt_token_ids"
+                "the prompt is text, but the engine has no tokenizer (skip_tokenizer_init=True): give prompt_token_ids",
+                "prompt",
             )
-        self._check_length(self.tokenizer.fewest_tokens(text), "at least ")
+        self._check_length(self.tokenizer.fewest_tokens(text), "at least ", draws=draws)
         return self.tokenizer.encode(text, add_special_tokens)
 
-    def _check_length(self, num_prompt_tokens: int, how_exact: str = "") -> None:
-        if num_prompt_tokens >= self._max_model_len:
+    def _check_length(self, num_prompt_tokens: int, how_exact: str = "", *, draws: bool = True) -> None:
+        if num_prompt_tokens + draws > self._max_model_len:
+            needed = "and at least one more is needed to generate: shorten it" if draws else "so shorten it"
             raise ContextLengthExceededError(
                 f"This model's maximum context length is {self._max_model_len} tokens. However, the prompt is too long: "
-                f"it has {how_exact}{num_prompt_tokens} tokens, and at least one more is needed to generate: shorten it.",
+                f"it has {how_exact}{num_prompt_tokens} tokens, {needed}"
+                f"{'.' if draws else ', or let it be cut (truncate_prompt_tokens, or truncate).'}",
                 num_prompt_tokens,
             )
-
-
-def _unknown_option(options: RequestOptions) -> UnknownParameterError:
-    """Makes the error for an option that `RequestOptions` does not have. A program may give it, since Python does not check the
-    keys of a TypedDict."""
-    known = RequestOptions.__annotations__
-    name = next(name for name in options if name not in known)
-    near = difflib.get_close_matches(name, known, n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-    return UnknownParameterError(f"a request has no option {name!r}; {advice}")
-
-
-def _siblings(parent: EngineCoreRequest) -> tuple[EngineCoreRequest, ...]:
-    """Returns the n sequences of a request with n > 1, each with its own seed. The first sequence computes the prompt, and what
-    the request wants of the prompt. The other sequences use the KV cache of this prompt."""
-    params, seed, leader = parent.sampling.params, parent.sampling.seed, f"0_{parent.request_id}"
-    return tuple(
-        dataclasses.replace(
-            parent,
-            request_id=f"{index}_{parent.request_id}",
-            sampling=dataclasses.replace(parent.sampling, seed=derive_seed(seed, index)),
-            prompt_leader=None if index == 0 else leader,
-            parts=tuple(part for part in parent.parts if index == 0 or not part.is_of_leader),
-        )
-        for index in range(params.n)
-    )

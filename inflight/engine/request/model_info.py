@@ -9,6 +9,7 @@ from inflight.damaged_files import named_errors
 from inflight.engine.request.input_processor import InputProcessor
 from inflight.errors import ConfigError
 from inflight.hub import read_generation_config
+from inflight.multimodal.start import make_image_prompts
 from inflight.tokenizer.source import read_chat_template, read_tokenizer
 
 
@@ -21,6 +22,7 @@ class ModelInfo:
         num_kv_cache_tokens: how many tokens fit into the KV cache.
         block_size: tokens of one KV block.
         num_bytes: the size of the files with weights.
+        takes_images: whether prompts may have images.
     """
 
     name: str
@@ -33,6 +35,7 @@ class ModelInfo:
     max_num_seqs: int
     num_kv_cache_tokens: int
     block_size: int
+    takes_images: bool
 
     @classmethod
     def of(cls, config: EngineConfig, num_kv_cache_tokens: int) -> "ModelInfo":
@@ -49,6 +52,7 @@ class ModelInfo:
             max_num_seqs=config.scheduler.max_num_seqs,
             num_kv_cache_tokens=num_kv_cache_tokens,
             block_size=config.cache.block_size,
+            takes_images=config.model.architecture.vision is not None,
         )
 
 
@@ -61,7 +65,9 @@ def make_input_processor(args: EngineArgs, config: EngineConfig) -> InputProcess
     tokenizer = chat_template = None
     if not args.skip_tokenizer_init:
         tokenizer = read_tokenizer(config.model.folder, args.tokenizer)
-        chat_template = read_chat_template(config.model.folder, args.tokenizer, args.chat_template)
+        vision = config.model.architecture.vision
+        image_token = None if vision is None else tokenizer.id_to_piece(vision.image_token_id)
+        chat_template = read_chat_template(config.model.folder, args.tokenizer, args.chat_template, image_token or "")
     with named_errors(ConfigError, config.model.folder, "its tokens and generation_config.json"):
         return InputProcessor(
             config,
@@ -70,4 +76,5 @@ def make_input_processor(args: EngineArgs, config: EngineConfig) -> InputProcess
             read_generation_config(config.model.folder),
             seed=0 if args.seed is None else args.seed,
             use_generation_defaults=args.generation_config == "auto",
+            images=make_image_prompts(args, config, tokenizer),
         )

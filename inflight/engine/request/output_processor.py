@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from inflight.engine.request.input_processor import ProcessedRequest
+from inflight.engine.request.processed import ProcessedRequest
 from inflight.engine.request.request_state import CompletionState, RequestOutputKind, RequestState
 from inflight.errors import ErrorKind, InvalidRequestError
 from inflight.interface.request import EngineCoreOutput, FinishReason
@@ -108,7 +108,7 @@ class OutputProcessor:
             if output.finish_reason is None:
                 result.requests_to_abort.append(output.request_id)
             if completion.finish_reason is FinishReason.ERROR:
-                state.error, state.error_kind = output.error, output.error_kind
+                state.error, state.error_kind, state.error_param = output.error, output.error_kind, output.error_param
         result.changed = list(changed.values())
         self._forget_finished(result.changed, now)
         return result
@@ -146,6 +146,8 @@ class OutputProcessor:
         completion.add(output)
         num_added = completion.num_tokens - num_before
         if not num_added:
+            if output.finish_reason is FinishReason.STOP and not state.makes_text:
+                state.first_scheduled_time = state.given_time + output.queue_seconds
             return
         if state.first_token_time is None:
             state.first_scheduled_time = state.given_time + output.queue_seconds

@@ -1,25 +1,29 @@
 """The forms in which a caller gives a prompt: text, token ids, or a dictionary with one of them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NotRequired, TypedDict, cast
+from typing import NotRequired, cast
 
 import numpy as np
 
+from inflight.engine.request.prepared_prompt import PreparedPrompt
 from inflight.errors import InvalidRequestError
 from inflight.interface.request import Int32Array
+from inflight.multimodal.prompt import ImagesOfPrompt
 
 
-class TextPrompt(TypedDict):
+class TextPrompt(ImagesOfPrompt):
     prompt: str
     cache_salt: NotRequired[str]
 
 
-class TokensPrompt(TypedDict):
+class TokensPrompt(ImagesOfPrompt):
     prompt_token_ids: Sequence[int]
     cache_salt: NotRequired[str]
 
 
-Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt", *ImagesOfPrompt.__annotations__)
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | PreparedPrompt
 
 
 def open_prompt(prompt: Prompt, cache_salt: str) -> tuple[object, str]:
@@ -34,16 +38,14 @@ def open_prompt(prompt: Prompt, cache_salt: str) -> tuple[object, str]:
     if isinstance(prompt, Mapping):
         given, salt = _open_dict(prompt), prompt.get("cache_salt", salt)
     if not isinstance(salt, str):
-        raise InvalidRequestError(f"cache_salt={salt!r} must be a string")
+        raise InvalidRequestError(f"cache_salt={salt!r} must be a string", "cache_salt")
     return given, salt
 
 
 def _open_dict(prompt: Mapping[str, object]) -> object:
     """Returns the text or the token ids in the dictionary."""
-    if unknown := sorted(str(key) for key in set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}):
-        raise InvalidRequestError(
-            f"unknown key {unknown[0]!r} in the prompt; known are 'prompt', 'prompt_token_ids' and 'cache_salt'"
-        )
+    if unknown := sorted(str(key) for key in prompt if key not in _KEYS):
+        raise InvalidRequestError(f"unknown key {unknown[0]!r} in the prompt; known are {', '.join(map(repr, _KEYS))}")
     if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
         raise InvalidRequestError("a dict prompt must have either 'prompt' (text) or 'prompt_token_ids', and not both")
     if "prompt" in prompt and not isinstance(prompt["prompt"], str):
@@ -86,7 +88,7 @@ def as_token_ids(given: object) -> Sequence[int]:
             f"this one is a {type(given).__name__}"
         )
     if len(token_ids) == 0:
-        raise InvalidRequestError("the prompt is empty; give at least one token")
+        raise InvalidRequestError("the prompt is empty; give at least one token", "prompt")
     return cast("Sequence[int]", token_ids)
 
 
@@ -100,9 +102,10 @@ def token_array(token_ids: Sequence[int], vocab_size: int) -> Int32Array:
     is_valid = set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size
     for position, token_id in enumerate(() if is_valid else token_ids):
         if isinstance(token_id, (bool, np.bool_)) or not isinstance(token_id, (int, np.integer)):
-            raise InvalidRequestError(f"prompt token {token_id!r} at position {position} is not an integer")
+            raise InvalidRequestError(f"prompt token {token_id!r} at position {position} is not an integer", "prompt")
         if not 0 <= token_id < vocab_size:
             raise InvalidRequestError(
-                f"prompt token {token_id} at position {position} is outside the vocabulary of {vocab_size} tokens"
+                f"prompt token {token_id} at position {position} is outside the vocabulary of {vocab_size} tokens",
+                "prompt",
             )
     return np.array(token_ids, dtype=np.int32)

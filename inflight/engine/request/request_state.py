@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from inflight.engine.request.answer_parts import AnswerParts
 from inflight.engine.request.detokenizer import Detokenizer
-from inflight.engine.request.input_processor import ProcessedRequest
+from inflight.engine.request.processed import ProcessedRequest
 from inflight.engine.request.token_logprobs import logprobs_dicts
 from inflight.errors import ErrorKind
 from inflight.interface.events import Event, join_deltas
@@ -47,7 +47,9 @@ class RequestState:
         num_unfinished: the number of completions that have not ended.
         error: why a completion failed; "" if none has failed. If several have failed, why the last one failed.
         error_kind: what the cause of `error` was.
+        error_param: the parameter that was wrong; "" if it is not known.
         finished_time: when the last completion ended; 0.0 while one is running.
+        makes_text: otherwise the request wants only what is made of its prompt.
         answers: collects what comes of the request's parts; None if it has none.
     """
 
@@ -63,10 +65,12 @@ class RequestState:
         self.given_time = time.monotonic()
         self.error = ""
         self.error_kind = ErrorKind.REQUEST
+        self.error_param = ""
         self.finished_time = 0.0
         self.num_cached_tokens = 0
         self.first_scheduled_time = 0.0
         self.first_token_time: float | None = None
+        self.makes_text = request.sequences[0].sampling.max_tokens > 0
         parts = request.sequences[0].parts
         self.answers = AnswerParts(parts, request, tokenizer) if parts else None
         self._kind = kind
@@ -99,6 +103,7 @@ class RequestState:
             metrics=self.metrics,
             error=self.error,
             error_kind=self.error_kind,
+            error_param=self.error_param,
         )
 
     @property
@@ -124,8 +129,9 @@ class RequestState:
 
     @property
     def metrics(self) -> RequestMetrics | None:
-        """The request's times. None until the request has ended, and also None if it ended before its first token."""
-        if not self.finished or self.first_token_time is None:
+        """The request's times. None until the request has ended, and also None if it ended before its first token or without
+        its vector."""
+        if not self.finished or not self.first_scheduled_time:
             return None
         return RequestMetrics(
             arrival_time=self.request.arrival_time,
@@ -147,6 +153,7 @@ class RequestState:
             finished_time=self.finished_time,
             metrics=self.metrics,
             trace_headers=self.request.trace_headers,
+            makes_text=self.makes_text,
         )
 
 

@@ -27,8 +27,9 @@ from typing import Self, Unpack
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.process.remote_replica import Keeper, make_keepers
-from inflight.engine.request.input_processor import InputProcessor, ProcessedRequest, RequestOptions
+from inflight.engine.request.input_processor import InputProcessor
 from inflight.engine.request.model_info import ModelInfo, make_input_processor
+from inflight.engine.request.processed import ProcessedRequest, RequestOptions
 from inflight.engine.request.prompt import Prompt
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.engine.serving.admission import QueueLimits
@@ -47,6 +48,7 @@ from inflight.interface.serving import AddRequest, EngineReady
 from inflight.interface.statistics import FaultStatus
 from inflight.metrics.observer import EngineObserver
 from inflight.outputs import RequestOutput
+from inflight.pooling_params import Params, PoolingParams
 from inflight.sample.seeds import front_end_seed
 from inflight.sampling_params import SamplingParams
 
@@ -241,7 +243,7 @@ class AsyncLLM(Texts):
     async def generate(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: Params | None = None,
         request_id: str | None = None,
         *,
         kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
@@ -317,7 +319,9 @@ class AsyncLLM(Texts):
         return await self._replicas.check_ready(self._start_canary)
 
     def _start_canary(self, engine: EngineClient) -> str:
-        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
+        params: Params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
+        if self.input_processor.config.model.architecture.pooler is not None:
+            params = PoolingParams()
         canary = self._with_own_ids(self.input_processor.process("canary", [0], params, default_seed=0))
         engine.send(AddRequest(prompt_token_ids=canary.prompt_array, sequences=canary.sequences))
         engine.admission.sent(1, 1)

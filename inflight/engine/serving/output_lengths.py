@@ -4,7 +4,7 @@ A sequence that decodes takes part in as many steps as it has tokens, and in eac
 prompt costs. So this number makes the work of sequences comparable with that of prompts.
 """
 
-from inflight.engine.request.input_processor import ProcessedRequest
+from inflight.engine.request.processed import ProcessedRequest
 
 FIRST_LENGTH = 256  # before a sequence has ended
 WEIGHT = 1 / 32  # of the newest sequence in the mean

@@ -16,7 +16,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from inflight.engine.request.input_processor import ProcessedRequest
+from inflight.engine.request.processed import ProcessedRequest
 from inflight.engine.serving.engine_client import EngineClient, EngineState
 from inflight.errors import InvalidRequestError, OverloadedError
 from inflight.kv_cache.block_hash import NAME_BYTES
@@ -74,7 +74,8 @@ class Router:
             first, last = self._engines[0].number, self._engines[-1].number
             raise InvalidRequestError(
                 f"data_parallel_rank={rank} names no replica; this server has the replicas {first} to {last}: give one of "
-                "these numbers in data_parallel_rank or X-Data-Parallel-Rank, or leave it out"
+                "these numbers in data_parallel_rank or X-Data-Parallel-Rank, or leave it out",
+                "data_parallel_rank",
             )
         engines = [engine for engine in self._usable() if engine in wanted] or self._usable()
         if len(engines) == 1:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from inflight.engine.process.remote_replica import Keeper
-from inflight.engine.request.input_processor import ProcessedRequest
 from inflight.engine.request.output_processor import OutputProcessor, Update
+from inflight.engine.request.processed import ProcessedRequest
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.engine.serving.admission import Drain
 from inflight.engine.serving.output_stream import OutputQueue

@@ -4,16 +4,19 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from inflight.engine.request.chats import ChatOptions
-from inflight.engine.request.input_processor import InputProcessor, ProcessedRequest, RequestOptions
+from inflight.engine.request.input_processor import InputProcessor
+from inflight.engine.request.prepared_prompt import PreparedPrompt
+from inflight.engine.request.processed import ProcessedRequest, RequestOptions
 from inflight.engine.request.prompt import Prompt
 from inflight.engine.serving.text_lanes import TextLanes
 from inflight.errors import InvalidRequestError
+from inflight.pooling_params import Params
 from inflight.sample.seeds import derive_seed
-from inflight.sampling_params import SamplingParams
 
+T = TypeVar("T")
 CHARACTERS_PER_TOKEN = 4  # roughly
 
 
@@ -47,7 +50,7 @@ class Texts:
         text = await self.render(partial(self.input_processor.chats.render_text, messages, **options))
         return await self.encode(text, add_special_tokens=False)
 
-    async def render(self, render: Callable[[], str]) -> str:
+    async def render(self, render: Callable[[], T]) -> T:
         """Run a rendering of a chat template in a thread. Clients take turns. It ends when the caller is cancelled."""
         return await self._lanes.render(render)
 
@@ -61,6 +64,16 @@ class Texts:
         encode = partial(self.input_processor.encode, text, add_special_tokens=add_special_tokens)
         return await self._lanes.run(encode, len(text), behind=behind)
 
+    async def prepare(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> PreparedPrompt:
+        """Read and tokenise a prompt, and process its images. See `InputProcessor.prepare`.
+
+        Raises: as `process`.
+        """
+        prompt = await self.input_processor.images.prepared(prompt, options.get("cache_salt", ""))
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        prepare = partial(self.input_processor.prepare, prompt, **options)
+        return await self._lanes.run(prepare, len(text) if isinstance(text, str) else 0)
+
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         if self.tokenizer is None:
             raise InvalidRequestError("decoding needs a tokenizer, and the engine has none (skip_tokenizer_init=True)")
@@ -68,7 +81,7 @@ class Texts:
         return await self._lanes.run(decode, len(token_ids) * CHARACTERS_PER_TOKEN)
 
     async def process(
-        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self, request_id: str, prompt: Prompt, params: Params | None = None, **options: Unpack[RequestOptions]
     ) -> ProcessedRequest:
         """Check and tokenise a request without starting it. `InputProcessor.process` describes the arguments.
 
@@ -76,10 +89,11 @@ class Texts:
             InvalidRequestError: the request is wrong. The message says what was given, what is allowed and what to do.
             OverloadedError: too much text waits to be tokenised, and the most of it is this client's.
         """
-        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         # set the time now, because the request may wait until a thread is free
         options.setdefault("arrival_time", time.monotonic())
         seed = derive_seed(self._seed, next(self._numbers))  # not in a thread: the order of threads is not fixed
+        prompt = await self.input_processor.images.prepared(prompt, options.get("cache_salt", ""))
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         process = partial(self.input_processor.process, request_id, prompt, params, default_seed=seed, **options)
         return await self._lanes.run(process, len(text) if isinstance(text, str) else 0)
 
@@ -88,3 +102,4 @@ class Texts:
 
     def _close_texts(self) -> None:
         self._lanes.close()
+        self.input_processor.images.close()

@@ -4,6 +4,7 @@ import logging
 from dataclasses import replace
 
 from inflight.config.engine import EngineConfig
+from inflight.config.vision import max_image_tokens
 from inflight.engine.core.engine_core import EngineCore
 from inflight.engine.core.rank_calls import RankCalls
 from inflight.engine.core.step_loop import CoreListener
@@ -12,6 +13,7 @@ from inflight.engine.start.pipeline_tuning import tuned
 from inflight.engine.start.step_times import measured_step_times
 from inflight.executor.executor import Executor
 from inflight.kv_cache.manager import KVCacheManager
+from inflight.scheduler.encoder_inputs import EncoderInputs
 from inflight.scheduler.scheduler import Scheduler
 from inflight.scheduler.transfers import TransferSetup
 from inflight.structured_output.manager import StructuredOutputManager
@@ -63,5 +65,10 @@ def make_core(
         step_times=step_times,
         transfers=transfers,
     )
+    if (vision := config.model.architecture.vision) is not None:
+        max_tokens = max_image_tokens(config.model.max_model_len)
+        is_whole = not scheduler_config.enable_chunked_prefill
+        gates, sharing = scheduler.gates, scheduler.sharing
+        scheduler.encoder = EncoderInputs(vision, max_tokens, gates, sharing, is_whole=is_whole)
     config = replace(config, scheduler=scheduler_config)
     return EngineCore(config, executor, scheduler, kv_cache, kv_cache_config, grammars, listener)

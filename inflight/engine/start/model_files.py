@@ -20,6 +20,7 @@ from inflight.config.gguf_config import read_model_config
 from inflight.config.machine import detect_machine
 from inflight.config.overrides import ineffective_overrides, merge_overrides
 from inflight.config.resolve import resolve
+from inflight.config.resolve_pooler import POOLER_FIELDS, resolve_pooler
 from inflight.config.stored_head import resolve_head
 from inflight.config.unknown_family import describe_model
 from inflight.damaged_files import named_errors
@@ -29,6 +30,7 @@ from inflight.hub import read_generation_config, resolve_model_folder
 from inflight.structured_output.backend import GrammarBackend
 from inflight.structured_output.loader import load_backend
 from inflight.structured_output.manager import StructuredOutputManager
+from inflight.tokenizer.source import read_tokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -61,18 +63,34 @@ def _describe(args: EngineArgs, folder: Path, device: str) -> ModelArchitecture:
     config = read_model_config(folder, args.max_model_len)
     overrides = args.hf_overrides or {}
     gguf = folder if folder.is_file() else None
-    describe = partial(describe_model, model_impl=args.model_impl, gguf=gguf, device=device)
+    describe = partial(
+        describe_model,
+        model_impl=args.model_impl,
+        gguf=gguf,
+        device=device,
+        language_model_only=args.language_model_only,
+    )
     architecture = describe(merge_overrides(config, args.config_overrides))
-    if architecture.implementation != TRANSFORMERS and (names := ineffective_overrides(config, overrides, describe)):
+    if architecture.implementation != TRANSFORMERS and (
+        names := [name for name in ineffective_overrides(config, overrides, describe) if name not in POOLER_FIELDS]
+    ):
         logger.warning("hf_overrides: %s of %s changes nothing in this model", ", ".join(names), architecture.name)
     if architecture.not_native:
         logger.info(
             "transformers' code computes the model (model_impl='transformers'), because Inflight's own does not: %s",
             architecture.not_native,
         )
-    if args.load_format == "dummy":
-        return architecture
-    return resolve_head(architecture, folder)
+    if args.load_format != "dummy":
+        architecture = resolve_head(architecture, folder)
+    token_id = partial(_token_id, folder, args.tokenizer)
+    return resolve_pooler(args, architecture, merge_overrides(config, overrides), folder, token_id)
+
+
+def _token_id(folder: Path, tokenizer: str | None, token: str) -> int | None:
+    """The id of a token, by its spelling in the vocabulary or by its text; None if the vocabulary has no such token."""
+    found = read_tokenizer(folder, tokenizer)
+    ids = found.encode(token, add_special_tokens=False)
+    return found.vocabulary().get(token, ids[0] if len(ids) == 1 else None)
 
 
 def make_grammars(config: EngineConfig, read: Callable[[], Tokenizer]) -> StructuredOutputManager:

@@ -9,12 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from inflight.entrypoints.fields.content_parts import OtherPart
+from inflight.entrypoints.fields.images import OtherPart
 from inflight.entrypoints.fields.messages import ToolName, result_text, without_empty_list
 from inflight.entrypoints.fields.sampling_fields import Schema
 from inflight.entrypoints.fields.strict_model import StrictModel, no_effect, optional
 
 CacheControl = Annotated[dict[str, Any] | None, no_effect("Equal prefixes are found without marks.")]
+_SOURCES = {
+    "document": ("text", "content"),
+    "image": ("base64", "url"),
+}  # type of block -> types of sources that are read
 _OTHER = "block of another type"  # the tags have spaces, so that none is taken for the name of a field in an error
 
 
@@ -44,6 +48,24 @@ class OtherBlock(OtherPart):
     """A block that the model cannot read. It is left out, or replaced by a text that says what it was."""
 
     id: Any = None  # the id of a call: if a call is left out, its result is left out, too
+
+
+class Base64Source(StrictModel):
+    type: Literal["base64"]
+    media_type: str | None = optional("Such as image/png. The server looks at the data.", max_length=256)
+    data: str
+
+
+class UrlSource(StrictModel):
+    type: Literal["url"]
+    url: str = Field(description="https:, http: or file: where the server allows it, or data:.")
+
+
+class ImageBlock(OtherBlock):
+    """An image. If the model takes no images, it counts as a block of another type."""
+
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
 
 
 class TextBlock(StrictModel):
@@ -110,7 +132,7 @@ class CompactionBlock(StrictModel):
 def _kind_of(known: frozenset[str], block: object) -> str:
     """The tag of a block, which begins with its type."""
     if isinstance(block, OtherBlock):
-        return _OTHER
+        return "image block" if isinstance(block, ImageBlock) else _OTHER
     kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
     if not isinstance(kind, str):
         return "text block"  # its error says that `type` is missing or wrong
@@ -120,10 +142,11 @@ def _kind_of(known: frozenset[str], block: object) -> str:
 
 
 def _is_readable(kind: str, block: dict[str, Any]) -> bool:
-    """Whether a block of a known type can have text: a document may be an image, and a summary may be missing."""
-    if kind == "document":
+    """Whether a block of a known type can be read: a document may be an image, an image may be a file that another server has
+    stored, and a summary may be missing."""
+    if kind in _SOURCES:
         source = block.get("source")
-        return isinstance(source, dict) and source.get("type") in ("text", "content")
+        return isinstance(source, dict) and source.get("type") in _SOURCES[kind]
     return kind != "compaction" or block.get("content") is not None
 
 
@@ -139,7 +162,10 @@ def _kinds(*names: str) -> Callable[[object], str]:
 
 # in a document and in the result of a search
 InnerBlock = Annotated[
-    Annotated[TextBlock, Tag("text block")] | Annotated[OtherBlock, Tag(_OTHER)], Discriminator(_kinds("text"))
+    Annotated[TextBlock, Tag("text block")]
+    | Annotated[ImageBlock, Tag("image block")]
+    | Annotated[OtherBlock, Tag(_OTHER)],
+    Discriminator(_kinds("text", "image")),
 ]
 InnerBlocks = Annotated[list[InnerBlock], Field(fail_fast=True)]
 
@@ -156,7 +182,7 @@ class BlocksSource(StrictModel):
 
 
 class DocumentBlock(StrictModel):
-    """A document that is text. Other documents are media, which the model cannot read."""
+    """A document of text and images. Other documents are media, which the model cannot read."""
 
     type: Literal["document"]
     source: Annotated[PlainSource | BlocksSource, Field(discriminator="type")]
@@ -180,8 +206,9 @@ ResultBlock = Annotated[
     | Annotated[ToolReferenceBlock, Tag("tool_reference block")]
     | Annotated[DocumentBlock, Tag("document block")]
     | Annotated[SearchResultBlock, Tag("search_result block")]
+    | Annotated[ImageBlock, Tag("image block")]
     | Annotated[OtherBlock, Tag(_OTHER)],
-    Discriminator(_kinds("text", "tool_reference", "document", "search_result")),
+    Discriminator(_kinds("text", "tool_reference", "document", "search_result", "image")),
 ]
 
 
@@ -206,6 +233,7 @@ ContentBlock = Annotated[
     | Annotated[DocumentBlock, Tag("document block")]
     | Annotated[SearchResultBlock, Tag("search_result block")]
     | Annotated[CompactionBlock, Tag("compaction block")]
+    | Annotated[ImageBlock, Tag("image block")]
     | Annotated[OtherBlock, Tag(_OTHER)],
     Discriminator(
         _kinds(
@@ -219,6 +247,7 @@ ContentBlock = Annotated[
             "document",
             "search_result",
             "compaction",
+            "image",
         )
     ),
 ]

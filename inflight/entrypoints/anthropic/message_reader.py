@@ -6,10 +6,12 @@ from itertools import groupby
 from typing import Any
 
 from inflight.entrypoints.anthropic.blocks import (
+    Base64Source,
     BlocksSource,
     CompactionBlock,
     ContentBlock,
     DocumentBlock,
+    ImageBlock,
     OtherBlock,
     PlainSource,
     RedactedThinkingBlock,
@@ -23,13 +25,15 @@ from inflight.entrypoints.anthropic.blocks import (
     ToolUseBlock,
 )
 from inflight.entrypoints.anthropic.protocol import InputMessage
-from inflight.entrypoints.fields.content_parts import check_medium, text_instead
+from inflight.entrypoints.fields.content_parts import TextPart, check_medium, text_instead
 from inflight.entrypoints.fields.field_error import FieldError
+from inflight.entrypoints.fields.images import PlacedImage, RequestImages
 from inflight.entrypoints.fields.messages import MAX_TOOLS, chat_call, chat_message, chat_tool
 from inflight.entrypoints.fields.strict_model import StrictModel, without_indices
 from inflight.entrypoints.http.chat_request import Json
 
 _BILLING = "x-anthropic-billing-header:"
+Piece = str | PlacedImage  # what the model reads of a block
 _OF_ASSISTANT = (ThinkingBlock, RedactedThinkingBlock, ToolUseBlock)
 
 
@@ -40,9 +44,16 @@ class MessageReader:
         left_out: the names of the blocks that the model does not see, for the answer's header.
     """
 
-    def __init__(self, messages: Sequence[InputMessage], listed: Iterable[str], deferred: Mapping[str, Json]) -> None:
+    def __init__(
+        self,
+        messages: Sequence[InputMessage],
+        listed: Iterable[str],
+        deferred: Mapping[str, Json],
+        images: RequestImages,
+    ) -> None:
         """
         Args:
+            images: gets the images, if the model takes them.
             listed: the names of the tools that the template lists.
             deferred: the tools that it does not list until a block names them.
         """
@@ -51,6 +62,7 @@ class MessageReader:
         self._messages = messages
         self._listed = frozenset(listed)
         self._deferred = deferred
+        self._images = images
         self._calls_left_out = frozenset(_calls_left_out(messages))
         # the last message is left out: it may be the beginning of the answer that is asked for
         before = enumerate(messages[:-1], 1)
@@ -60,13 +72,20 @@ class MessageReader:
         if isinstance(system, str):
             return _without_billing(system)
         is_asked = self._num_answered == 0
-        texts = [self._text(block, f"system[{i}]", is_asked=is_asked) for i, block in enumerate(system or ())]
-        return "\n".join(filter(None, (_without_billing(text or "") for text in texts)))
+        texts = []
+        for i, block in enumerate(system or ()):
+            if isinstance(block, ImageBlock):  # as in Anthropic's API, which takes text only here
+                texts.append(self._text_instead(block, f"system[{i}]", is_asked=is_asked))
+            else:
+                texts += [
+                    each for each in self._pieces(block, f"system[{i}]", is_asked=is_asked) if isinstance(each, str)
+                ]
+        return "\n".join(filter(None, map(_without_billing, texts)))
 
     def read(self) -> list[Json]:
         """
         Raises:
-            FieldError: the client asks about a medium, such as an image.
+            FieldError: the client asks about a medium that the model cannot read.
         """
         found: list[Json] = []
         for i, message in enumerate(self._messages):
@@ -84,9 +103,9 @@ class MessageReader:
         """Chat templates expect the results right behind the calls, so they come before the text of the same message."""
         results = self._results(blocks)
         others = [(block, where) for block, where in blocks if not isinstance(block, ToolResultBlock)]
-        texts = self._texts(others, is_asked=is_asked)
-        if texts or not results:
-            return [*results, chat_message(role, "\n".join(texts))]
+        pieces = self._all_pieces(others, is_asked=is_asked)
+        if pieces or not results:
+            return [*results, chat_message(role, _content(pieces))]
         return results
 
     def _answers(self, blocks: list[tuple[ContentBlock, str]]) -> list[Json]:
@@ -99,14 +118,14 @@ class MessageReader:
 
     def _answer(self, blocks: list[tuple[ContentBlock, str]]) -> Json:
         own = [block for block, _ in blocks if isinstance(block, _OF_ASSISTANT)]
-        texts = self._texts([pair for pair in blocks if not isinstance(pair[0], _OF_ASSISTANT)], is_asked=False)
+        pieces = self._all_pieces([pair for pair in blocks if not isinstance(pair[0], _OF_ASSISTANT)], is_asked=False)
         thoughts = [block.thinking for block in own if isinstance(block, ThinkingBlock) and block.thinking]
         calls = [chat_call(block.id, block.name, block.input) for block in own if isinstance(block, ToolUseBlock)]
         if len(calls) > MAX_TOOLS:
             raise FieldError("messages", f"messages: too many tool_calls: {too_many(MAX_TOOLS, len(calls))}")
         return chat_message(
             "assistant",
-            "\n".join(texts) if texts or not calls else None,
+            _content(pieces) if pieces or not calls else None,
             reasoning_content="\n\n".join(thoughts) or None,
             tool_calls=calls,
         )
@@ -119,47 +138,58 @@ class MessageReader:
             if block.tool_use_id in self._calls_left_out:
                 self._leave_out(block, where)
                 continue
-            text = block.content or ""
-            if not isinstance(text, str):
-                text = "\n".join(self._inner(text, f"{where}.content", is_asked=False))
-            text = f"Error: {text}" if block.is_error else text
-            found.append(chat_message("tool", text, tool_call_id=block.tool_use_id))
+            pieces = self._result(block.content or "", f"{where}.content")
+            if block.is_error:
+                pieces = _with_error(pieces)
+            found.append(chat_message("tool", _content(pieces), tool_call_id=block.tool_use_id))
         return found
 
-    def _texts(self, blocks: Sequence[tuple[StrictModel, str]], *, is_asked: bool) -> list[str]:
-        texts = [self._text(block, where, is_asked=is_asked) for block, where in blocks]
-        return [text for text in texts if text is not None]
+    def _result(self, content: str | Sequence[StrictModel], where: str) -> list[Piece]:
+        return [content] if isinstance(content, str) else self._inner(content, where, is_asked=False)
 
-    def _inner(self, blocks: Sequence[StrictModel], where: str, *, is_asked: bool) -> list[str]:
-        return self._texts([(block, f"{where}[{i}]") for i, block in enumerate(blocks)], is_asked=is_asked)
+    def _all_pieces(self, blocks: Sequence[tuple[StrictModel, str]], *, is_asked: bool) -> list[Piece]:
+        return [piece for block, where in blocks for piece in self._pieces(block, where, is_asked=is_asked)]
 
-    def _text(self, block: StrictModel, where: str, *, is_asked: bool) -> str | None:
-        """What the model reads of a block. None if the block is left out."""
+    def _inner(self, blocks: Sequence[StrictModel], where: str, *, is_asked: bool) -> list[Piece]:
+        return self._all_pieces([(block, f"{where}[{i}]") for i, block in enumerate(blocks)], is_asked=is_asked)
+
+    def _pieces(self, block: StrictModel, where: str, *, is_asked: bool) -> list[Piece]:
+        """What the model reads of a block. Empty if the block is left out."""
         match block:
             case TextBlock():
-                return block.text
+                return [block.text]
+            case ImageBlock() if self._images.are_read:
+                return [self._image(block, where)]
             case CompactionBlock():
-                return block.content
+                return [block.content]
             case DocumentBlock():
-                texts = self._document(block.source, f"{where}.source", is_asked=is_asked)
-                return "\n".join(filter(None, (block.title, block.context, *texts)))
+                pieces = self._document(block.source, f"{where}.source", is_asked=is_asked)
+                return [piece for piece in (block.title, block.context, *pieces) if piece]
             case SearchResultBlock():
-                texts = self._inner(block.content, f"{where}.content", is_asked=is_asked)
-                return "\n".join(filter(None, (block.title, block.source, *texts)))
+                pieces = self._inner(block.content, f"{where}.content", is_asked=is_asked)
+                return [piece for piece in (block.title, block.source, *pieces) if piece]
             case ToolReferenceBlock():
-                return self._definition(block.tool_name)
+                return [self._definition(block.tool_name)]
             case ToolAdditionBlock() if (text := self._addition(block)) is not None:
-                return text
-            case OtherBlock() if text_instead(block.type):
-                if is_asked:
-                    check_medium(block.type, f"{where}.type")
-                self._leave_out(block, where)
-                return text_instead(block.type)
+                return [text]
+            case OtherBlock() if text_instead(block.type, self._images):
+                return [self._text_instead(block, where, is_asked=is_asked)]
             case _:
                 self._leave_out(block, where)
-                return None
+                return []
 
-    def _document(self, source: PlainSource | BlocksSource, where: str, *, is_asked: bool) -> list[str]:
+    def _image(self, block: ImageBlock, where: str) -> PlacedImage:
+        if isinstance(block.source, Base64Source):
+            return self._images.add_base64(block.source.data, f"{where}.source.data", block.source.media_type or "")
+        return self._images.add(block.source.url, f"{where}.source.url")
+
+    def _text_instead(self, block: OtherBlock, where: str, *, is_asked: bool) -> str:
+        if is_asked:
+            check_medium(block.type, f"{where}.type", self._images)
+        self._leave_out(block, where)
+        return text_instead(block.type, self._images)
+
+    def _document(self, source: PlainSource | BlocksSource, where: str, *, is_asked: bool) -> list[Piece]:
         if isinstance(source, PlainSource):
             return [source.data]
         if isinstance(source.content, str):
@@ -191,6 +221,26 @@ class MessageReader:
         if name not in self._listed:
             self.loaded[name] = tool
         return json.dumps(tool, ensure_ascii=False)
+
+
+def _content(pieces: Sequence[Piece]) -> str | list[TextPart | PlacedImage]:
+    """One text; with images, parts. Texts that follow each other are one, with a line break between."""
+    made: list[TextPart | PlacedImage] = []
+    for is_text, group in groupby(pieces, lambda piece: isinstance(piece, str)):
+        together = list(group)
+        if is_text:
+            made.append(TextPart(type="text", text="\n".join(each for each in together if isinstance(each, str))))
+        else:
+            made += [each for each in together if isinstance(each, PlacedImage)]
+    if any(isinstance(part, PlacedImage) for part in made):
+        return made
+    return "".join(part.text for part in made if isinstance(part, TextPart))
+
+
+def _with_error(pieces: list[Piece]) -> list[Piece]:
+    if pieces and isinstance(pieces[0], str):
+        return [f"Error: {pieces[0]}", *pieces[1:]]
+    return ["Error: ", *pieces]
 
 
 def tool_of(tool: ToolDefinition) -> Json:

@@ -30,7 +30,8 @@ _THINKING_SWITCHES = ("enable_thinking", "thinking")  # variables of chat templa
 def read_messages(server: ApiServer, body: CountTokensRequest) -> ChatRequest:
     """
     Raises:
-        FieldError: the client asks about a medium, such as an image, `tool_choice` has no name, or there are too many messages.
+        FieldError: the client asks about a medium that the model cannot read, `tool_choice` has no name, or there are too many
+            messages.
         ApiError, InvalidRequestError: the request is wrong.
     """
     # Clients of this API ask for names like claude-opus-5-5. There is one model here, so any name can only mean this one.
@@ -40,7 +41,8 @@ def read_messages(server: ApiServer, body: CountTokensRequest) -> ChatRequest:
     given = body.tools or ()
     listed = [tool for tool in given if tool.is_listed]
     deferred = {tool.name: tool_of(tool) for tool in given if tool.is_own and tool.defer_loading}
-    reader = MessageReader(body.messages, [tool.name for tool in listed], deferred)
+    images = server.new_images()
+    reader = MessageReader(body.messages, [tool.name for tool in listed], deferred, images)
     system = reader.system_text(body.system)
     messages = [chat_message("system", system)] if system else []
     messages += reader.read()
@@ -59,6 +61,7 @@ def read_messages(server: ApiServer, body: CountTokensRequest) -> ChatRequest:
     return ChatRequest(
         prompt=ChatPrompt(
             messages=messages,
+            images=images.sources,
             tools=tools,
             continue_final_message=last["role"] == "assistant"
             and bool(last.get("content"))

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from inflight.entrypoints.cli.options import Options
 from inflight.entrypoints.cli.rows import InputRow
@@ -35,6 +35,17 @@ GivenSampling = Annotated[dict[str, Any], Options(SamplingParams, only_given=Tru
 _LOWEST = -9999.0
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 _KEYS = (*_PROMPT_KEYS, "tools", "params")
+
+
+class Maker(Protocol):
+    """Makes requests from rows."""
+
+    def submit(self, row: InputRow) -> None:
+        """Add the row to the engine as a request. The id of the request is the row's number.
+
+        Raises:
+            InvalidRequestError, ConfigError: the row is wrong. Nothing was added to the engine.
+        """
 
 
 class RequestMaker:
@@ -77,7 +88,10 @@ class RequestMaker:
         from inflight.engine.request.request_state import RequestOutputKind  # loads numpy
 
         kind = RequestOutputKind.CUMULATIVE if self._streams else RequestOutputKind.FINAL_ONLY
-        self._engine.add_request(request_id, prompt, params, kind=kind)
+        continues_text = (
+            "prompt" in row.fields and not self._as_chat
+        )  # a chat template writes the special tokens itself
+        self._engine.add_request(request_id, prompt, params, kind=kind, add_special_tokens=continues_text)
 
     def _prompt(self, fields: dict[str, Any]) -> Prompt:  # Any: JSON, checked by the engine
         given = [key for key in _PROMPT_KEYS if key in fields]
@@ -94,7 +108,7 @@ class RequestMaker:
             if self._as_chat:
                 key, prompt = "messages", [{"role": "user", "content": prompt}]
         if key == "messages":
-            return {"prompt_token_ids": self._engine.render_chat(prompt, tools=tools)}
+            return self._engine.chat_prompt(prompt, tools=tools)
         if tools is not None:
             raise InvalidRequestError(
                 "a row with 'tools' must have 'messages', because only a chat template can show tools"
@@ -108,7 +122,7 @@ class RequestMaker:
 def run_batch(
     engine: LLMEngine,
     rows: Iterator[InputRow],
-    maker: RequestMaker,
+    maker: Maker,
     interrupt: InterruptFlag,
     *,
     on_output: Callable[[InputRow, RequestOutput], None],

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.cli.batch import GivenSampling, check_sampling, unbounded
 from inflight.entrypoints.cli.command import Verbose, command, start_engine
-from inflight.entrypoints.cli.conversation import Conversation, EngineConversation, ServedConversation
+from inflight.entrypoints.cli.conversation import Conversation, EngineConversation, ServedConversation, read_image
 from inflight.entrypoints.cli.layered import source_of
 from inflight.entrypoints.cli.terminal import TextStream
 from inflight.errors import InvalidRequestError
@@ -26,6 +27,7 @@ EPILOG = """\b
 Examples:
   inflight chat
   inflight chat --url http://127.0.0.1:8000
+  inflight chat -m ./my-vision-model --image screenshot.png
   inflight chat -m ./my-model --system "Answer in one sentence." --temperature 0.7
 """
 
@@ -36,6 +38,12 @@ def chat(
     system: Annotated[
         str | None,
         typer.Option("--system", "-s", metavar="TEXT", help="The system message: instructions for the model."),
+    ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="An image before the first question. May be repeated. The model must read images."
+        ),
     ] = None,
     url: Annotated[
         str | None,
@@ -59,17 +67,18 @@ def chat(
             f"{unusable[0]} cannot be used here, because a chat shows only the text of one answer: use `inflight generate`"
         )
     check_sampling(sampling)
+    images = [read_image(path) for path in image or ()]
     if url is not None:
         of_engine = settings_of(EngineArgs).keys() - settings_of(SamplingParams).keys() - {"model"}
         if given := sorted(name for name in of_engine if source_of(context, name) == "COMMANDLINE"):
             raise typer.BadParameter(f"{given[0]} is an option of an engine, and --url names a server that has one")
         model = {} if engine.model is None else {"model": engine.model}
-        _converse(ServedConversation(url, {**model, **_json_fields(sampling)}, system))
+        _converse(ServedConversation(url, {**model, **_json_fields(sampling)}, system, images))
         return
     running = start_engine(context, dataclasses.replace(engine, skip_tokenizer_init=False), verbose)
     try:
         params = dataclasses.replace(unbounded(running.default_params), **sampling)
-        _converse(EngineConversation(running, params, system))
+        _converse(EngineConversation(running, params, system, images))
     finally:
         running.close()
 

@@ -1,13 +1,15 @@
 """`Conversation`: the messages of `inflight chat` so far, and what answers the next one: an engine or a running server."""
 
+import base64
 import http.client
 import itertools
 import json
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -20,13 +22,28 @@ if TYPE_CHECKING:
     from inflight.sampling_params import SamplingParams
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"  # as for other clients
-Message = Mapping[str, str]
+Message = Mapping[str, Any]  # Any: JSON
+
+
+def read_image(path: Path) -> dict[str, Any]:  # Any: JSON
+    """A part of a message with the image in this file.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"image={str(path)!r} cannot be read: {error.strerror}") from error
+    return {"type": "image_url", "image_url": {"url": f"data:;base64,{base64.b64encode(content).decode('ascii')}"}}
 
 
 class Conversation(ABC):
-    def __init__(self, system: str | None) -> None:
+    def __init__(self, system: str | None, images: Sequence[Mapping[str, Any]] = ()) -> None:
+        """`images`: parts that stand before the text of the first question."""
         self._opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._messages = list(self._opening)
+        self._images = list(images)
 
     def reset(self) -> None:
         self._messages = list(self._opening)
@@ -38,7 +55,9 @@ class Conversation(ABC):
         Raises:
             InvalidRequestError: the message cannot be answered. It is left out of the conversation.
         """
-        messages = [*self._messages, {"role": "user", "content": text}]
+        is_first = self._messages == self._opening
+        content = [*self._images, {"type": "text", "text": text}] if is_first and self._images else text
+        messages = [*self._messages, {"role": "user", "content": content}]
         answer = ""
         finished = True
         with closing(self._answers(messages)) as answers, InterruptFlag() as interrupt:
@@ -56,12 +75,18 @@ class Conversation(ABC):
 
 
 class EngineConversation(Conversation):
-    def __init__(self, engine: "LLMEngine", params: "SamplingParams", system: str | None) -> None:
+    def __init__(
+        self,
+        engine: "LLMEngine",
+        params: "SamplingParams",
+        system: str | None,
+        images: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         """
         Raises:
             TokenizerError: the model has no chat template.
         """
-        super().__init__(system)
+        super().__init__(system, images)
         self._engine = engine
         self._params = params
         self._request_ids = (f"turn-{turn}" for turn in itertools.count())
@@ -75,9 +100,10 @@ class EngineConversation(Conversation):
         finished = False
         self._engine.add_request(
             request_id,
-            {"prompt_token_ids": self._engine.render_chat(messages)},
+            self._engine.chat_prompt(messages),
             self._params,
             kind=RequestOutputKind.CUMULATIVE,
+            add_special_tokens=False,
         )
         try:
             while not finished:
@@ -91,13 +117,15 @@ class EngineConversation(Conversation):
 class ServedConversation(Conversation):
     """Asks a server with OpenAI's API."""
 
-    def __init__(self, url: str, fields: Mapping[str, Any], system: str | None) -> None:  # Any: JSON
+    def __init__(
+        self, url: str, fields: Mapping[str, Any], system: str | None, images: Sequence[Mapping[str, Any]] = ()
+    ) -> None:  # Any: JSON
         """`fields`: of each request, besides its messages.
 
         Raises:
             ConfigError: the URL is none of a server.
         """
-        super().__init__(system)
+        super().__init__(system, images)
         self._url = urlsplit(url if "://" in url else f"http://{url}")
         if self._url.scheme not in ("http", "https") or not self._url.hostname:
             raise ConfigError(f"url={url!r} is none of a server; give one like http://127.0.0.1:8000")

@@ -102,11 +102,12 @@ NO_EFFECT = {
         --stream-interval= --num-scheduler-steps= --num-lookahead-slots= --use-v2-block-manager
         --disable-hybrid-kv-cache-manager --prefix-caching-hash-algo= --prefix-cache-retention-interval=
         --prefix-match-unit= --kv-sharing-fast-prefill --swa-bounded-replay""",
-    "models take text only": """
-        --limit-mm-per-prompt= --media-io-kwargs= --language-model-only --skip-mm-profiling --interleave-mm-strings
+    "images have no such setting": """
+        --media-io-kwargs= --skip-mm-profiling --interleave-mm-strings
         --enable-mm-embeds --disable-chunked-mm-input --trust-request-mm-kwargs
-        --allowed-local-media-path= --allowed-media-domains+
-        --mm-device-do-normalize --mm-encoder-only --mm-*= --video-*=""",
+        --mm-device-do-normalize --mm-encoder-only --mm-encoder-attn-*= --mm-encoder-fp8-*= --mm-encoder-tp-mode=
+        --mm-hasher-algorithm= --mm-ipc-gpu-memory-gb= --mm-processor-cache-type= --mm-processor-device= --mm-shm-cache-*=
+        --mm-tensor-ipc= --video-*=""",
     "a request cannot bring a chat template, --chat-template sets the server's": """
         --trust-request-chat-template --enable-request-chat-template --template-timeout=""",
     "no model that is served needs this": """
@@ -135,7 +136,7 @@ REFUSED = {
         --middleware --tool-parser-plugin --reasoning-parser-plugin --logits-processors --io-processor-plugin
         --worker-cls --worker-extension-cls --scheduler-cls --model-class-overrides --additional-config""",
     "KV caches of encoders are not transferred": "--ec-transfer-config --ec-manager-config",
-    "only texts are generated; there are no embeddings or scores": "--runner --convert --pooler-config --task",
+    "--runner and --convert say what a model does": "--task",
     "use --speculative-config": """
         --spec-method --spec-model --spec-tokens --speculative-model --num-speculative-tokens""",
     "llguidance enforces structured outputs; a request sets the white space": "--structured-outputs-config",
@@ -163,7 +164,7 @@ REFUSED = {
 
 
 # Refused flags -> the values with which they ask for nothing that Inflight does not do.
-HARMLESS_VALUES = {"--task": ("generate", "auto"), "--runner": ("generate", "auto"), "--convert": ("none", "auto")}
+HARMLESS_VALUES = {"--task": ("generate", "auto")}
 
 
 class ForeignFlag(NamedTuple):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from inflight.config.engine_args import EngineArgs
-from inflight.entrypoints.cli.batch import GivenSampling, RequestMaker, check_sampling, row_key, run_batch, to_json
+from inflight.entrypoints.cli.batch import GivenSampling, RequestMaker, check_sampling, run_batch, to_json
 from inflight.entrypoints.cli.command import Verbose, command, start_engine
-from inflight.entrypoints.cli.result_file import ResultFile
-from inflight.entrypoints.cli.rows import STANDARD_STREAM, InputRow, count_rows, open_input, read_rows
+from inflight.entrypoints.cli.rows import STANDARD_STREAM, InputRow
+from inflight.entrypoints.cli.run_file import INTERRUPTED, check_files, run_file
 from inflight.entrypoints.cli.terminal import CompletionPrinter, InterruptFlag
 from inflight.entrypoints.json_lines import row_to_json
 from inflight.errors import InvalidRequestError
@@ -22,9 +22,6 @@ from inflight.sampling_params import LOGPROBS_PARAMETERS
 
 if TYPE_CHECKING:
     from inflight.entrypoints.llm_engine import LLMEngine
-
-INTERRUPTED = 130  # a shell reports the same exit code for a process that SIGINT has ended
-NOTHING_RUN = 2  # the exit code if no row of the input could be run
 
 EPILOG = """\b
 Examples:
@@ -96,7 +93,8 @@ def generate(
         maker = RequestMaker(running, sampling, as_chat=as_chat, streams=input is None and not as_json)
         with_token_ids = token_ids or running.tokenizer is None
         if input is not None:
-            _run_file(running, maker, input, output or STANDARD_STREAM, overwrite, with_token_ids)
+            to_row = partial(to_json, with_token_ids=with_token_ids)
+            run_file(running, maker, input, output or STANDARD_STREAM, to_row, overwrite=overwrite)
         else:
             _run_prompts(running, maker, prompt or [], as_json, with_token_ids)
     finally:
@@ -133,12 +131,8 @@ def _check_usage(
         )
     if input is None and not as_json and sampling.keys() & LOGPROBS_PARAMETERS:
         raise typer.BadParameter("--logprobs and --prompt-logprobs need results in JSON: add --json, or use --input")
-    if input is None or input == STANDARD_STREAM:
-        return
-    if not input.exists():
-        raise typer.BadParameter(f"--input {input}: there is no such file; give the path of a JSON-lines file")
-    if output is not None and output.exists() and output.samefile(input):
-        raise typer.BadParameter("--output is the input file itself; choose another one")
+    if input is not None:
+        check_files(input, output)
 
 
 def _run_prompts(
@@ -160,46 +154,3 @@ def _run_prompts(
         run_batch(engine, iter(rows), maker, interrupt, on_output=on_output, on_error=on_error)
     if interrupt.is_set:
         raise typer.Exit(INTERRUPTED)
-
-
-def _run_file(
-    engine: LLMEngine, maker: RequestMaker, source: Path, target: Path, overwrite: bool, with_token_ids: bool
-) -> None:
-    from tqdm import tqdm  # `--help` does not need it
-
-    num_errors, num_results = 0, 0
-    with (
-        ResultFile(target, overwrite=overwrite) as results,
-        open_input(source) as lines,
-        InterruptFlag() as interrupt,
-        tqdm(total=count_rows(source), unit="row", dynamic_ncols=True, disable=None) as bar,
-    ):
-
-        def undone() -> Iterator[InputRow]:
-            for row in read_rows(lines):
-                if results.is_done(row):
-                    bar.update()
-                else:
-                    yield row
-
-        def on_output(row: InputRow, output: RequestOutput) -> None:
-            nonlocal num_results
-            if output.finished:
-                num_results += 1
-                results.write(to_json(row, output, with_token_ids=with_token_ids))
-                bar.update()
-
-        def on_error(row: InputRow, message: str) -> None:
-            nonlocal num_errors
-            num_errors += 1
-            results.write({**row_key(row), "error": message})
-            bar.update()
-
-        run_batch(engine, undone(), maker, interrupt, on_output=on_output, on_error=on_error)
-    if num_errors:
-        typer.echo(f"{num_errors} rows could not be run; their rows in the output have an 'error'", err=True)
-    if interrupt.is_set:
-        typer.echo("interrupted; to continue, start the same command again", err=True)
-        raise typer.Exit(INTERRUPTED)
-    if num_errors and not num_results:
-        raise typer.Exit(NOTHING_RUN)

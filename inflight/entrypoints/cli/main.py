@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 import inflight
 from inflight import envs, foreign_variables
-from inflight.entrypoints.cli import bench, chat, env, generate, serve, trace, worker
+from inflight.entrypoints.cli import bench, chat, embed, env, generate, serve, trace, worker
 from inflight.entrypoints.cli.command import (
     HELP_SETTINGS,
     Commands,
@@ -58,7 +58,7 @@ def print_help(
 
 app = typer.Typer(
     name="inflight",
-    help="Inflight serves large language models over HTTP. It also generates text, chats, and measures speed.",
+    help="Inflight serves large language models over HTTP. It also generates text, embeds, chats, and measures speed.",
     epilog=EPILOG,
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -85,6 +85,7 @@ class BenchCommands(Commands):
 bench_app = typer.Typer(cls=BenchCommands, no_args_is_help=True, rich_markup_mode=None)
 
 app.command("generate", cls=GenerateCommand, epilog=generate.EPILOG)(generate.generate)
+app.command("embed", cls=ModelCommand, epilog=embed.EPILOG)(embed.embed)
 app.command("chat", cls=ModelCommand, epilog=chat.EPILOG)(chat.chat)
 app.command(
     "serve",

@@ -65,7 +65,7 @@ class ResultFile:
                 break  # a killed run has left this incomplete row, so its input row is run again
             if result is None:
                 raise ConfigError(
-                    f"--output {path}, line {number}, is not a result of `inflight generate`; choose another file, "
+                    f"--output {path}, line {number}, is not a result of this command; choose another file, "
                     "or give --overwrite to delete what it holds"
                 )
             end += len(line)

@@ -1,4 +1,5 @@
-"""The content parts of messages: text, thoughts, and other parts, which the model cannot read.
+"""The content parts of messages: text, thoughts, images, and other parts, which the model cannot read. A model that takes no
+images cannot read these either.
 
 Other parts do not end a conversation. A part of a type that the server does not know is left out. A medium, such as an image,
 is replaced by a short text, so that the model knows that there was one. Both are reported. A medium is an error only in
@@ -10,10 +11,18 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from inflight.entrypoints.fields.field_error import FieldError
+from inflight.entrypoints.fields.images import (
+    URL_TYPES,
+    ImagePart,
+    OtherPart,
+    PlacedImage,
+    RequestImages,
+    refuse_without_image,
+)
 from inflight.entrypoints.fields.strict_model import StrictModel, no_effect, without_indices
 
 _MEDIA = (
@@ -65,16 +74,10 @@ class ThinkingPart(StrictModel):
     signature: str | None = no_effect("From other models.")
 
 
-class OtherPart(StrictModel):
-    """A part that is neither text nor a thought. It is left out, or replaced by a text that says what it was."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    type: str = Field(max_length=256, json_schema_extra={"not": {"enum": [*_TEXTS, _THINKING]}})
-
-
 def _kind_of_part(part: object) -> str:
     kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    if kind in URL_TYPES:
+        return "image"
     if isinstance(part, OtherPart) or (isinstance(kind, str) and kind != _THINKING and kind not in _TEXTS):
         return "other part"
     thought = part.get("thinking") if isinstance(part, dict) and kind == _THINKING else None
@@ -90,40 +93,55 @@ def _kind_without_thoughts(part: object) -> str:
 ContentPart = Annotated[
     Annotated[TextPart, Tag("part with text")]
     | Annotated[ThinkingPart, Tag("part with a thought")]
+    | Annotated[ImagePart, Tag("image")]
     | Annotated[OtherPart, Tag("other part")],
     Discriminator(_kind_of_part),
     BeforeValidator(as_text_part),
 ]
 # where thoughts are no parts of messages
 PlainPart = Annotated[
-    Annotated[TextPart, Tag("part with text")] | Annotated[OtherPart, Tag("other part")],
+    Annotated[TextPart, Tag("part with text")]
+    | Annotated[ImagePart, Tag("image")]
+    | Annotated[OtherPart, Tag("other part")],
     Discriminator(_kind_without_thoughts),
     BeforeValidator(as_text_part),
 ]
 
 
 def readable_parts(
-    parts: Sequence[TextPart | ThinkingPart | OtherPart], where: str, left_out: list[str], *, is_asked: bool
+    parts: Sequence[TextPart | ThinkingPart | OtherPart],
+    where: str,
+    left_out: list[str],
+    images: RequestImages,
+    *,
+    is_asked: bool,
 ) -> list[TextPart | ThinkingPart | OtherPart]:
-    """The parts that the model can read; none of them is an `OtherPart`.
+    """The parts that the model can read: none of them is an `OtherPart`, except for a `PlacedImage` for each image.
 
     Args:
         where: the field of the request that has the parts.
         left_out: gets the names of the parts that the model cannot read, for the answer's header.
+        images: gets the images, if the model takes them.
         is_asked: whether the client asks about these parts now.
 
     Raises:
-        FieldError: a part is a medium, and the client asks about it now.
+        FieldError: a part is a medium that the model cannot read, and the client asks about it now.
     """
     found: list[TextPart | ThinkingPart | OtherPart] = []
     for i, part in enumerate(parts):
-        if not isinstance(part, OtherPart):
+        if not isinstance(part, OtherPart) or isinstance(part, PlacedImage):
             found.append(part)
             continue
+        if images.are_read and isinstance(part, ImagePart):
+            if part.has_image:
+                found.append(images.add_part(part, f"{where}[{i}]"))
+                continue
+            if is_asked:
+                refuse_without_image(part, f"{where}[{i}]")
         if is_asked:
-            check_medium(part.type, f"{where}[{i}].type")
+            check_medium(part.type, f"{where}[{i}].type", images)
         left_out.append(f"{without_indices(where)}[] ({part.type})")
-        if text := text_instead(part.type):
+        if text := text_instead(part.type, images):
             found.append(TextPart(type="text", text=text))
     return found
 
@@ -133,23 +151,24 @@ def is_part(kind: str) -> bool:
     return kind in _TEXTS or _MEDIUM_TYPE.fullmatch(kind) is not None
 
 
-def check_medium(kind: str, where: str) -> None:
+def check_medium(kind: str, where: str, images: RequestImages) -> None:
     """
     Raises:
         FieldError: a part of this type is a medium.
     """
     medium = _medium_of(kind)
     if medium is not None:
-        reads = "this model takes text only: no images, audio, video or files"
-        raise FieldError(where, f"{where}: {kind!r} is of type {medium}; {reads}")
+        none = "audio, video or files" if images.are_read else "images, audio, video or files"
+        takes = "text and images" if images.are_read else "text only"
+        raise FieldError(where, f"{where}: {kind!r} is of type {medium}; this model takes no {none}: it takes {takes}")
 
 
-def text_instead(kind: str) -> str:
+def text_instead(kind: str, images: RequestImages) -> str:
     """What the model reads instead of a part of this type; "" if nothing."""
     medium = _medium_of(kind)
     if medium is None:
         return ""
-    return f"[{medium}: left out, because this model reads text only]"
+    return f"[{medium}: left out, because this model {'cannot read it' if images.are_read else 'reads text only'}]"
 
 
 def _medium_of(kind: str) -> str | None:

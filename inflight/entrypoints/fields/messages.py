@@ -16,7 +16,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from inflight.entrypoints.fields.content_parts import ContentPart, OtherPart, TextPart, ThinkingPart
+from inflight.entrypoints.fields.content_parts import ContentPart, TextPart, ThinkingPart
+from inflight.entrypoints.fields.images import OtherPart
 from inflight.entrypoints.fields.strict_model import StrictModel, no_effect, optional
 from inflight.parsers.surrogates import without_lone_surrogates
 from inflight.tokenizer.call_arguments import parse_object
@@ -275,6 +276,8 @@ def written_arguments(given: dict[str, Any]) -> dict[str, Any] | str:
 def _template_message(message: ChatMessage) -> dict[str, Any]:
     plain = message.model_dump(exclude_none=True, exclude=_NOT_SHOWN)
     plain["role"] = _template_role(message.role)
+    if isinstance(message.content, list):
+        plain["content"] = [part.model_dump(exclude_none=True) for part in message.content]
     functions = [plain["function_call"]] if "function_call" in plain else []
     for call in plain.get("tool_calls", ()):
         call.pop("index", None)

@@ -8,7 +8,7 @@ from functools import partial
 from inflight.entrypoints.http.chat_request import ChatRequest, Json
 from inflight.entrypoints.http.rendering import render_messages, truncated
 from inflight.entrypoints.http.server import ApiServer
-from inflight.entrypoints.http.validated import TokenPrompt, ValidatedRequest
+from inflight.entrypoints.http.validated import ValidatedRequest
 from inflight.interface.request import AnswerFrame
 from inflight.parsers.output_parser import OutputParser
 from inflight.parsers.reasoning import Opening, answer_frame, find_opening
@@ -36,17 +36,18 @@ async def validate_chat(server: ApiServer, read: Callable[[], ChatRequest]) -> V
     listed = [tool for tool in tools if tool["function"]["name"] not in chat.hidden_tools]
     # those for an effort, which the templates of gpt-oss and Qwen read; the request's own come first
     variables = {**chat.thoughts.template_variables, **chat.prompt.variables}
-    token_ids = await render_messages(server, replace(chat.prompt, tools=listed, variables=variables))
-    token_ids = truncated(token_ids, chat.truncate_prompt_tokens, server.engine.model.max_model_len)
+    shown = replace(chat.prompt, tools=listed, variables=variables)
+    prompt = await render_messages(server, shown, cache_salt=chat.cache_salt)
+    prompt = truncated(prompt, chat.truncate_prompt_tokens, server.engine.model.max_model_len)
     default = server.engine.default_max_tokens
     if params.max_tokens is None and default is not None:
         # As in vLLM, max_tokens of generation_config.json is the default. Without it an answer may fill the context.
         params = replace(params, max_tokens=default)
-    make_parser, frame = await _reading(server, chat, token_ids, params)
+    make_parser, frame = await _reading(server, chat, prompt.token_ids, params)
     if make_parser is not None and make_parser().needs_special_tokens:
         params = replace(params, skip_special_tokens=False)
     return ValidatedRequest(
-        prompts=(TokenPrompt(token_ids, None),),
+        prompts=(prompt,),
         params=params,
         priority=chat.priority,
         cache_salt=chat.cache_salt,

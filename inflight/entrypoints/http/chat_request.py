@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from inflight.entrypoints.fields.images import ImageSource
 from inflight.entrypoints.http.thinking import Thoughts
 from inflight.entrypoints.http.validated import Presentation
 from inflight.parsers.tool_choice import ToolChoice
@@ -20,13 +21,18 @@ class ChatPrompt:
     """What a chat template writes.
 
     Attributes:
-        messages: as templates get them: calls have objects as arguments, and fields without a value are left out.
+        messages: as templates get them: calls have objects as arguments, and fields without a value are left out. An image is
+            a part with its number.
+        images: the images by their numbers.
+        processor_options: of the model's processor of images, for this request.
         tools: the functions of the conversation, as JSON objects.
         add_generation_prompt: None: the template opens an answer, unless the last message is continued.
         variables: further variables of the template.
     """
 
     messages: Sequence[Json]
+    images: Sequence[ImageSource] = ()
+    processor_options: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Json] = ()
     documents: Sequence[Json] | None = None
     add_generation_prompt: bool | None = None

@@ -80,7 +80,7 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:  # Any: p
     # Of the errors about several types, report those deepest in the value: they are about the type that fits best. If several
     # types fail at the same place, report all of them.
     furthest = [where for where in told if not any(other.startswith((f"{where}.", f"{where}[")) for other in told)]
-    furthest = _without_wrong_type(furthest)
+    furthest = _without_wrong_type(_of_best_list(furthest, compared, body))
     whats = {where: " or ".join(told[where]) for where in furthest[:_MAX_VALIDATION_ERRORS]}
     messages = [f"{where}: {what}" if where else what for where, what in whats.items()]
     return ApiError(400, "; ".join(messages), param=furthest[0] or None)
@@ -99,6 +99,30 @@ def _what(error: Mapping[str, Any]) -> str:
             return text
     text = str(error["msg"]).replace(" after validation", "")
     return text[:1].lower() + text[1:]
+
+
+def _of_best_list(places: Sequence[str], errors: Sequence[Any], body: object) -> list[str]:  # Any: as above
+    """If a field may be a list of one type or of another, and an entry is wrong for each of them, the client meant the list
+    that is right up to the latest entry. The `places` of other lists are dropped."""
+    of_field: dict[str, dict[str, list[int]]] = {}  # field -> type of the list -> the latest wrong place
+    types: dict[str, set[tuple[str, str]]] = {}  # place -> its fields and types
+    for error in errors:
+        loc = error["loc"]
+        cut = next((i for i, part in enumerate(loc) if isinstance(part, str) and "[" in part), None)
+        place = _where(error, body)
+        if cut is None or place not in places:
+            continue
+        field, kind = _where({**error, "loc": loc[:cut]}, body), loc[cut]
+        numbers = [part for part in loc[cut:] if isinstance(part, int)]
+        latest = of_field.setdefault(field, {})
+        latest[kind] = max(latest.get(kind, numbers), numbers)
+        types.setdefault(place, set()).add((field, kind))
+    best = {field: max(latest.values()) for field, latest in of_field.items()}
+
+    def is_best(place: str) -> bool:
+        return place not in types or any(of_field[field][kind] == best[field] for field, kind in types[place])
+
+    return [place for place in places if is_best(place)]
 
 
 def _without_wrong_type(places: Sequence[str]) -> list[str]:

@@ -9,9 +9,10 @@ from typing import Any
 
 from starlette.requests import Request
 
-from inflight.engine.request.input_processor import ProcessedRequest
+from inflight.engine.request.processed import ProcessedRequest
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.engine.serving.output_stream import OutputStream
+from inflight.entrypoints.fields.field_error import prompt_of_list
 from inflight.entrypoints.http.field_names import FieldNames
 from inflight.entrypoints.http.presenter import Presenter
 from inflight.entrypoints.http.server import ApiServer, arrival_time, trace_headers, wanted_replica
@@ -38,21 +39,23 @@ async def submit(
     kind = RequestOutputKind.DELTA if request.presentation.stream else RequestOutputKind.FINAL_ONLY
     # The id is unique in the engine, even if a client sends the same request id twice. The log shows this id.
     request_id = f"{answer_id}-{uuid.uuid4().hex[:8]}"
-    processed = [
-        await engine.process(
-            f"{request_id}-{index}",
-            prompt.token_ids,
-            request.params,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-            thinks_first=request.thinks_first,
-            answer_frame=request.answer_frame,
-            make_parser=request.make_parser,
-            arrival_time=arrival_time(http_request),
-            trace_headers=trace_headers(http_request),
-        )
-        for index, prompt in enumerate(request.prompts)
-    ]
+    processed = []
+    for index, prompt in enumerate(request.prompts):
+        with prompt_of_list(index, len(request.prompts)):
+            processed.append(
+                await engine.process(
+                    f"{request_id}-{index}",
+                    prompt.token_ids if prompt.prepared is None else prompt.prepared,
+                    request.params,
+                    priority=request.priority,
+                    cache_salt=request.cache_salt,
+                    thinks_first=request.thinks_first,
+                    answer_frame=request.answer_frame,
+                    make_parser=request.make_parser,
+                    arrival_time=arrival_time(http_request),
+                    trace_headers=trace_headers(http_request),
+                )
+            )
     _check_logprobs(processed, request.presentation.stream)
     return engine.submit_all(processed, kind=kind, timeout=server.settings.request_timeout, data_parallel_rank=rank)
 
@@ -63,7 +66,7 @@ async def whole_answer(streams: Sequence[OutputStream], presenter: Presenter) ->
     Raises:
         InflightError: a request has failed.
     """
-    outputs = [await _last(stream) for stream in streams]
+    outputs = [await last_output(stream) for stream in streams]
     params = streams[0].request.params  # all prompts have the same parameters
     if params.logprobs is not None or params.prompt_logprobs is not None:
         return await asyncio.to_thread(presenter.body, outputs)  # in a thread, so that other streams need not wait
@@ -129,7 +132,7 @@ async def _run_together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None
         raise errors.exceptions[0] from None
 
 
-async def _last(stream: OutputStream) -> RequestOutput:
+async def last_output(stream: OutputStream) -> RequestOutput:
     last = None
     async for output in stream:
         last = output
@@ -154,4 +157,6 @@ def _check(output: RequestOutput) -> None:
             case ErrorKind.OVERLOAD:
                 raise OverloadedError(output.error, retry_after_seconds=RETRY_SECONDS)
             case ErrorKind.REQUEST:
-                raise InvalidRequestError(output.error or "the request could not be completed")
+                # the engine core refuses nothing but constraints of the text
+                param = output.error_param or "structured_outputs"
+                raise InvalidRequestError(output.error or "the request could not be completed", param)

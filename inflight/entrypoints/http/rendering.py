@@ -3,12 +3,35 @@
 from typing import Any
 
 from inflight.entrypoints.http.chat_request import ChatPrompt
+from inflight.entrypoints.http.prompt_images import fields_of_images, prompt_with_images
 from inflight.entrypoints.http.server import ApiServer
+from inflight.entrypoints.http.validated import TokenPrompt
 from inflight.errors import InvalidRequestError
+from inflight.tokenizer.chat_template import RenderedChat
 
 
-async def render_messages(server: ApiServer, prompt: ChatPrompt, *, behind: bool = False) -> list[int]:
-    """Returns the prompt's token ids. `behind`: it may wait for the prompts of requests.
+async def render_messages(
+    server: ApiServer, prompt: ChatPrompt, *, cache_salt: str = "", behind: bool = False
+) -> TokenPrompt:
+    """Returns the prompt's tokens. `behind`: it may wait for the prompts of requests.
+
+    Raises:
+        FieldError: an image cannot be read, or may not be.
+        InvalidRequestError: as `render_text`.
+    """
+    rendered = await render_text(server, prompt)
+    adds_special_tokens = prompt.add_special_tokens
+    if not rendered.images:
+        encoding = server.engine.encode(rendered.text, add_special_tokens=adds_special_tokens, behind=behind)
+        return TokenPrompt(await encoding)
+    given = prompt_with_images(rendered, prompt.images, prompt.processor_options)
+    with fields_of_images(rendered, prompt.images):
+        prepared = await server.engine.prepare(given, add_special_tokens=adds_special_tokens, cache_salt=cache_salt)
+    return TokenPrompt(prepared.token_ids, prepared=prepared)
+
+
+async def render_text(server: ApiServer, prompt: ChatPrompt) -> RenderedChat:
+    """Returns what the chat template makes of the messages.
 
     Raises:
         InvalidRequestError: the template refuses the messages, or the engine has no tokenizer.
@@ -17,7 +40,8 @@ async def render_messages(server: ApiServer, prompt: ChatPrompt, *, behind: bool
     template = server.engine.chat_template
     if template is None:
         raise InvalidRequestError(
-            "messages need a tokenizer, but the engine runs without one: send a prompt of token ids to /v1/completions"
+            "messages need a tokenizer, but the engine runs without one: send a prompt of token ids to /v1/completions",
+            "messages",
         )
     opens = prompt.add_generation_prompt
     arguments: dict[str, Any] = {  # Any: JSON
@@ -28,21 +52,31 @@ async def render_messages(server: ApiServer, prompt: ChatPrompt, *, behind: bool
         "chat_template_kwargs": {**(server.settings.default_chat_template_kwargs or {}), **prompt.variables},
     }
 
-    def render() -> str:
-        return template.render(prompt.messages, **arguments)
+    def render() -> RenderedChat:
+        return template.render_chat(prompt.messages, **arguments)
 
-    text = await engine.render(render)
-    return await engine.encode(text, add_special_tokens=prompt.add_special_tokens, behind=behind)
+    return await engine.render(render)
 
 
-def truncated(token_ids: list[int], wanted: int | None, max_model_len: int) -> list[int]:
+def truncated(prompt: TokenPrompt, wanted: int | None, max_model_len: int) -> TokenPrompt:
     """Returns the part of a prompt that `truncate_prompt_tokens` keeps, which is its end.
 
     Raises:
-        InvalidRequestError: nothing would be left.
+        InvalidRequestError: nothing would be left, or the prompt has images and would be cut.
     """
     if wanted is None:
-        return token_ids
+        return prompt
     if wanted == 0:
-        raise InvalidRequestError("truncate_prompt_tokens=0 leaves no prompt; give at least 1, or -1")
-    return token_ids[-(max_model_len - 1 if wanted == -1 else wanted) :]
+        raise InvalidRequestError(
+            "truncate_prompt_tokens=0 leaves no prompt; give at least 1, or -1", "truncate_prompt_tokens"
+        )
+    kept = prompt.token_ids[-(max_model_len - 1 if wanted == -1 else wanted) :]
+    if len(kept) == len(prompt.token_ids):
+        return prompt
+    if prompt.prepared is not None:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens={wanted} would cut a prompt of {len(prompt.token_ids)} tokens that has images, and an "
+            "image cannot be cut: leave out older messages instead",
+            "truncate_prompt_tokens",
+        )
+    return TokenPrompt(kept, prompt.text)

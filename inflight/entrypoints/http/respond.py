@@ -66,7 +66,9 @@ def respond(
         streams: list[OutputStream] = []
         try:
             streams, presenter, validated = await start()
-            unenforced = [names.in_own_words(place) for stream in streams for place in stream.request.unenforced]
+            unenforced = [
+                names.in_own_words(place.param, place.text) for stream in streams for place in stream.request.unenforced
+            ]
             headers = server.ignored_fields.header([*ignored, *validated.left_out, *unenforced])
             if not validated.presentation.stream:
                 answer = await whole_answer(streams, presenter)

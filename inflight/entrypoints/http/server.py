@@ -12,6 +12,7 @@ from starlette.requests import Request
 import inflight
 from inflight.engine.serving.async_llm import AsyncLLM
 from inflight.engine.serving.output_stream import OutputStream
+from inflight.entrypoints.fields.images import RequestImages
 from inflight.entrypoints.fields.strict_model import IgnoredFields
 from inflight.entrypoints.http.errors import ApiError
 from inflight.entrypoints.http.tool_support import ToolSupport
@@ -75,6 +76,10 @@ class ApiServer:
                 code="model_not_found",
             )
         return name
+
+    def new_images(self) -> RequestImages:
+        """Gets the images of one request."""
+        return RequestImages(are_read=self.engine.model.takes_images)
 
     def log_started(self, request: Request, streams: Sequence[OutputStream]) -> None:
         if self.request_log is not None:

@@ -2,6 +2,7 @@
 
 from inflight.engine.request.answer_frames import FIND
 from inflight.engine.serving.async_llm import AsyncLLM
+from inflight.entrypoints.fields.field_error import prompt_of_list
 from inflight.entrypoints.http.chat_request import TextRequest
 from inflight.entrypoints.http.rendering import truncated
 from inflight.entrypoints.http.server import ApiServer
@@ -29,7 +30,10 @@ async def validate_text(server: ApiServer, request: TextRequest) -> ValidatedReq
     """
     # without a chat template, an effort can only be a bound
     params, ignored = request.thoughts.bound(request.params, server.parsers, writes_efforts=False)
-    prompts = [await _prompt(server.engine, request, given) for given in request.prompts]
+    prompts = []
+    for index, given in enumerate(request.prompts):
+        with prompt_of_list(index, len(request.prompts)):
+            prompts.append(await _prompt(server.engine, request, given))
     return ValidatedRequest(
         prompts=tuple(prompts),
         params=params,
@@ -44,10 +48,11 @@ async def validate_text(server: ApiServer, request: TextRequest) -> ValidatedReq
 async def _prompt(engine: AsyncLLM, request: TextRequest, given: str | list[int]) -> TokenPrompt:
     text = given if isinstance(given, str) else None
     token_ids = await _encode(engine, request, given) if isinstance(given, str) else given
-    kept = truncated(token_ids, request.truncate_prompt_tokens, engine.model.max_model_len)
-    if request.presentation.echo and (text is None or len(kept) < len(token_ids)):
-        text = await engine.decode(kept)
-    return TokenPrompt(kept, text)
+    whole = TokenPrompt(token_ids, text)
+    kept = truncated(whole, request.truncate_prompt_tokens, engine.model.max_model_len)
+    if request.presentation.echo and (text is None or kept is not whole):
+        return TokenPrompt(kept.token_ids, await engine.decode(kept.token_ids))
+    return kept
 
 
 async def _encode(engine: AsyncLLM, request: TextRequest, text: str) -> list[int]:
@@ -58,7 +63,7 @@ async def _encode(engine: AsyncLLM, request: TextRequest, text: str) -> list[int
     tokens = None if engine.tokenizer is None else find_fim_tokens(engine.tokenizer)
     if tokens is None:
         raise InvalidRequestError(
-            "suffix needs a model with fill-in-the-middle tokens, and this model has none: leave suffix out"
+            "suffix needs a model with fill-in-the-middle tokens, and this model has none: leave suffix out", "suffix"
         )
     before_prefix, before_suffix, before_answer = tokens
     special = await engine.encode("", add_special_tokens=adds_special_tokens)  # usually only the BOS token

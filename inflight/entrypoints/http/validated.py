@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from inflight.engine.request.answer_frames import GivenFrame
+from inflight.engine.request.prepared_prompt import PreparedPrompt
 from inflight.entrypoints.written_answer import ReasoningField
 from inflight.parsers.output_parser import OutputParser
 from inflight.sampling_params import SamplingParams
@@ -12,10 +13,11 @@ from inflight.sampling_params import SamplingParams
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
     """A prompt as token ids. `text` is the prompt's text, which only an answer with `Presentation.echo` shows. It may be None
-    if the answer does not show it."""
+    if the answer does not show it. `prepared` is what the engine gets of a prompt with images; None if it has none."""
 
     token_ids: list[int]
-    text: str | None
+    text: str | None = None
+    prepared: PreparedPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

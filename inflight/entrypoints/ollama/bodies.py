@@ -90,3 +90,15 @@ class ChatAnswer(Line):
 class GeneratedText(Line):
     response: str
     thinking: NotRequired[str]
+
+
+class EmbedAnswer(Body):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OlderEmbedAnswer(Body):
+    embedding: list[float]

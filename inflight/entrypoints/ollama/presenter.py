@@ -119,7 +119,7 @@ class OllamaPresenter(Presenter):
             raise EngineClosedError("the server is shutting down")
         times = output.metrics
         spans = [0, 0, 0, 0]
-        if times is not None:
+        if times is not None and times.first_token_time is not None:
             points = (times.arrival_time, times.first_scheduled_time, times.first_token_time, times.finished_time)
             pairs = ((0, 3), (0, 1), (1, 2), (2, 3))
             spans = [round((points[end] - points[begin]) * _NANOSECONDS) for begin, end in pairs]

@@ -9,9 +9,14 @@ from inflight.entrypoints.fields.messages import MAX_MESSAGES, Calls, Role, Tool
 from inflight.entrypoints.fields.sampling_fields import MAX_INT, SamplingFields, sampling_field
 from inflight.entrypoints.fields.strict_model import StrictModel, neutral, no_effect, optional
 
+MAX_TEXTS = 2048  # of one request
+
 Images = Annotated[
-    list[Any] | None,
-    optional("A 400 where the client asks about them now. Elsewhere the model reads that there were images."),
+    Annotated[list[str], Field(fail_fast=True)] | None,
+    optional(
+        "The images before the text, in base64. If the model takes none: a 400 where the client asks about them now; elsewhere "
+        "the model reads that there were images."
+    ),
 ]
 
 
@@ -90,3 +95,23 @@ class PullRequest(ModelRequest):
     name: str | None = optional("Older name of model.")
     stream: bool | None = optional("False: one JSON object. Otherwise a line of JSON for each state.")
     insecure: bool | None = no_effect("Nothing is downloaded.")
+
+
+class EmbedRequest(ModelRequest):
+    """POST /api/embed"""
+
+    input: str | Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS, fail_fast=True)] = Field(
+        description="A text or several."
+    )
+    truncate: bool | None = optional("False: a text that is too long is an error. Otherwise it is cut.")
+    dimensions: int | None = optional("Keep the first so many numbers, and normalize them again.", ge=1, le=MAX_INT)
+    keep_alive: str | int | float | None = no_effect("The model always stays loaded.")
+    options: dict[str, Any] | None = no_effect("Nothing is drawn.")
+
+
+class EmbeddingsRequest(ModelRequest):
+    """POST /api/embeddings"""
+
+    prompt: str = Field(description="A text.")
+    keep_alive: str | int | float | None = no_effect("The model always stays loaded.")
+    options: dict[str, Any] | None = no_effect("Nothing is drawn.")

@@ -10,13 +10,13 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from inflight.entrypoints.fields.offered_tools import places_of_functions
-from inflight.entrypoints.http.errors import ApiError
 from inflight.entrypoints.http.field_names import FieldNames
 from inflight.entrypoints.http.respond import add_post, error_responses, respond
 from inflight.entrypoints.http.server import ApiServer
 from inflight.entrypoints.http.text_prompts import find_fim_tokens
 from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.ollama import bodies
+from inflight.entrypoints.ollama.embeddings import add_embedding_routes
 from inflight.entrypoints.ollama.presenter import (
     OllamaChatPresenter,
     OllamaPresenter,
@@ -58,7 +58,7 @@ def _add_generation_routes(app: FastAPI, server: ApiServer) -> None:
         return answer(body, request, OllamaChatPresenter, is_empty=not body.messages)
 
     async def generate(body: GenerateRequest, request: Request) -> Response:
-        return answer(body, request, OllamaTextPresenter, is_empty=not body.prompt and not body.suffix)
+        return answer(body, request, OllamaTextPresenter, is_empty=not (body.prompt or body.suffix or body.images))
 
     async def pull(body: PullRequest) -> Response:
         """Succeeds at once for the served model: nothing is downloaded."""
@@ -69,12 +69,6 @@ def _add_generation_routes(app: FastAPI, server: ApiServer) -> None:
         kind = "application/json" if body.stream is False else OllamaPresenter.media_type
         return Response(lines, headers=headers, media_type=kind)
 
-    async def embed() -> None:
-        name = server.model_names[0]
-        raise ApiError(
-            400, f"the model {name!r} only generates text and makes no embeddings: use another server for them"
-        )
-
     lines: dict[str, Any] = {
         "description": "A line of JSON for each piece.",
         "content": {OllamaPresenter.media_type: {}},
@@ -82,8 +76,7 @@ def _add_generation_routes(app: FastAPI, server: ApiServer) -> None:
     add_post(app, "/api/chat", chat, {"model": bodies.ChatAnswer, **lines}, _ERRORS)
     add_post(app, "/api/generate", generate, {"model": bodies.GeneratedText, **lines}, _ERRORS)
     add_post(app, "/api/pull", pull, {"model": _TEXTS, **lines}, _ERRORS)
-    for path in ("embed", "embeddings"):
-        app.add_api_route(f"/api/{path}", embed, methods=["POST"], include_in_schema=False)
+    add_embedding_routes(app, server, _ERRORS)
 
 
 def _add_description_routes(app: FastAPI, server: ApiServer) -> None:
@@ -116,6 +109,7 @@ def _add_description_routes(app: FastAPI, server: ApiServer) -> None:
         name = served_name(server, body.model or body.name)
         can_insert = engine.tokenizer is not None and find_fim_tokens(engine.tokenizer) is not None
         capabilities = {"tools": server.parsers.tool, "thinking": server.parsers.reasoning, "insert": can_insert}
+        capabilities["vision"] = model.takes_images
         architecture = model.architecture
         return {
             "modelfile": "",

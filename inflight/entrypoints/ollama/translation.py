@@ -6,7 +6,9 @@ from functools import partial
 from typing import Any
 
 from inflight.entrypoints.fields.constraint_fields import Constraints
-from inflight.entrypoints.fields.content_parts import check_medium, text_instead
+from inflight.entrypoints.fields.content_parts import TextPart, check_medium, text_instead
+from inflight.entrypoints.fields.field_error import FieldError
+from inflight.entrypoints.fields.images import PlacedImage, RequestImages
 from inflight.entrypoints.fields.messages import ChatMessage, template_messages
 from inflight.entrypoints.fields.offered_tools import keep_functions, plain_tools, tool_choice_of
 from inflight.entrypoints.fields.parameters import sampling_params
@@ -46,19 +48,21 @@ async def validate_answer(server: ApiServer, body: AnswerRequest) -> ValidatedRe
         ApiError, InvalidRequestError: the request is wrong.
         TokenizerError: the model has no chat template.
     """
-    if isinstance(body, GenerateRequest):
-        if body.images:
-            check_medium(_IMAGE, "images")
-        if body.raw or body.suffix:
-            return await validate_text(server, read_text(server, body))
+    if isinstance(body, GenerateRequest) and (body.raw or body.suffix):
+        return await validate_text(server, read_text(server, body))
     return await validate_chat(server, partial(read_chat, server, body))
 
 
 def read_text(server: ApiServer, body: GenerateRequest) -> TextRequest:
     model = served_name(server, body.model)
+    why = "raw" if body.raw else "suffix"
     if body.system:
-        why = "raw" if body.raw else "suffix"
         raise ApiError(400, f"system: the chat template writes it, and {why} goes without the template; leave it out")
+    if body.images:
+        if not (images := server.new_images()).are_read:
+            check_medium(_IMAGE, "images", images)
+        message = f"images: the chat template writes them, and {why} goes without the template; leave them out"
+        raise FieldError("images", message)
     thoughts = thoughts_of(body)
     return TextRequest(
         prompts=(body.prompt or "",),
@@ -73,17 +77,23 @@ def read_text(server: ApiServer, body: GenerateRequest) -> TextRequest:
 def read_chat(server: ApiServer, body: AnswerRequest) -> ChatRequest:
     """
     Raises:
-        FieldError: the client asks about images.
+        FieldError: the client asks about images, and the model takes none.
         ApiError, InvalidRequestError: the request is wrong.
     """
     model = served_name(server, body.model)
     left_out: list[str] = []
-    messages, unread = make_readable(_conversation(body, left_out))
+    images = server.new_images()
+    messages, unread = make_readable(_conversation(body, left_out, images), images)
     functions, others = keep_functions(body.tools if isinstance(body, ChatRequestBody) else None)
     tools = plain_tools(functions)
     thoughts = thoughts_of(body)
     return ChatRequest(
-        prompt=ChatPrompt(messages=template_messages(messages), tools=tools, variables=body.chat_template_kwargs or {}),
+        prompt=ChatPrompt(
+            messages=template_messages(messages),
+            images=images.sources,
+            tools=tools,
+            variables=body.chat_template_kwargs or {},
+        ),
         tool_choice=tool_choice_of(tools, None),
         params=_sampling_params(server, body, default_max_tokens=None),
         thoughts=thoughts,
@@ -108,33 +118,51 @@ def _presentation(body: AnswerRequest, model: str) -> Presentation:
     return Presentation(model=body.model or model, stream=body.stream is not False)
 
 
-def _conversation(body: AnswerRequest, left_out: list[str]) -> list[ChatMessage]:
+def _conversation(body: AnswerRequest, left_out: list[str], images: RequestImages) -> list[ChatMessage]:
     """`left_out` gets the names of the fields that the model does not see, for the answer's header.
 
     Raises:
-        FieldError: the client asks about images.
+        FieldError: the client asks about images, and the model takes none.
     """
     if isinstance(body, ChatRequestBody):
-        found = _messages(body.messages or (), left_out)
+        found = _messages(body.messages or (), left_out, images)
     else:
         assert isinstance(body, GenerateRequest)
-        texts = {"system": body.system, "user": body.prompt}
+        question = body.prompt or ""
+        texts = {"system": body.system, "user": _with_images(question, body.images, "images", images, is_asked=True)}
         found = [{"role": role, "content": text} for role, text in texts.items() if text]
     return [ChatMessage.model_validate(message) for message in found]
 
 
-def _messages(messages: Sequence[OllamaMessage], left_out: list[str]) -> list[dict[str, Any]]:
+def _with_images(
+    text: str | None, given: Sequence[str] | None, where: str, images: RequestImages, *, is_asked: bool
+) -> str | list[TextPart | PlacedImage] | None:
+    """The content of a message with these images, which come before its text.
+
+    Raises:
+        FieldError: the client asks about images, and the model takes none.
+    """
+    if not given:
+        return text
+    if images.are_read:
+        placed = [images.add_base64(each, f"{where}[{i}]") for i, each in enumerate(given)]
+        return [*placed, *([TextPart(type="text", text=text)] if text else ())]
+    if is_asked:
+        check_medium(_IMAGE, where, images)
+    return "\n".join(filter(None, (text, text_instead(_IMAGE, images))))
+
+
+def _messages(messages: Sequence[OllamaMessage], left_out: list[str], images: RequestImages) -> list[dict[str, Any]]:
     """In Ollama's API calls may have no ids. Some chat templates need ids, so calls without an id get one. It depends only on
     the call's place, because the prompt's beginning must stay the same."""
     found: list[dict[str, Any]] = []
     num_calls = 0
     num_answered = max((i + 1 for i, message in enumerate(messages) if message.role == "assistant"), default=0)
     for i, message in enumerate(messages):
-        made: dict[str, Any] = {"role": message.role, "content": message.content}
-        if message.images:
-            if i >= num_answered and message.role != RESULT:
-                check_medium(_IMAGE, f"messages[{i}].images")
-            made["content"] = "\n".join(filter(None, (message.content, text_instead(_IMAGE))))
+        is_asked = i >= num_answered and message.role != RESULT
+        content = _with_images(message.content, message.images, f"messages[{i}].images", images, is_asked=is_asked)
+        made: dict[str, Any] = {"role": message.role, "content": content}
+        if message.images and not images.are_read:
             left_out.append("messages[].images")
         if message.thinking:
             made["reasoning_content"] = message.thinking

@@ -2,7 +2,7 @@
 
 from inflight.entrypoints.http.api import Api
 
-_ONLY_TEXT = ": this server only generates text (/v1/chat/completions, /v1/completions)"
+_ONLY_TEXT = ": models take and write text here (/v1/chat/completions, /v1/completions, /v1/embeddings)"
 # those of other engines are here, too: llama.cpp (/infill, /completion), TGI and SGLang (/generate, /generate_stream), and
 # /complete of an older API of Anthropic's
 _INSTEAD = {
@@ -12,8 +12,7 @@ _INSTEAD = {
     "/generate_stream": ": use /v1/completions with stream",
     **dict.fromkeys("/completions /complete /engines /completion /generate".split(), ": use /v1/completions"),
     **dict.fromkeys("/chat/completions /threads /assistants".split(), ": use /v1/chat/completions"),
-    **dict.fromkeys("/embeddings /embed /embedding /rerank /score /pooling /classify /moderations".split(), _ONLY_TEXT),
-    **dict.fromkeys("/images /audio /realtime /videos".split(), _ONLY_TEXT),
+    **dict.fromkeys("/moderations /images /audio /realtime /videos".split(), _ONLY_TEXT),
     **dict.fromkeys("/files /batches /fine_tuning /uploads /vector_stores".split(), ": nothing is stored here"),
 }
 

@@ -135,7 +135,8 @@ class Completion(Answer):
 
 
 class ModelCard(Body):
-    """A model as OpenAI's clients read it, vLLM's (root, max_model_len) and Anthropic's (type and what follows it)."""
+    """A model as OpenAI's clients read it, vLLM's (root, max_model_len), Anthropic's (type and what follows it) and
+    OpenRouter's (input_modalities)."""
 
     id: str
     object: Literal["model"]
@@ -149,6 +150,7 @@ class ModelCard(Body):
     lifecycle: Literal["active"]
     max_input_tokens: int
     max_tokens: int
+    input_modalities: list[Literal["text", "image"]]
 
 
 class ModelList(Body):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from inflight.entrypoints.fields.field_error import FieldError
+from inflight.entrypoints.fields.images import RequestImages
 from inflight.entrypoints.fields.messages import template_messages
 from inflight.entrypoints.fields.offered_tools import (
     keep_functions,
@@ -29,7 +30,8 @@ def read_chat(server: ApiServer, body: ChatCompletionRequest) -> ChatRequest:
     """
     model = server.check_model(body.model)
     body.check_stream()
-    messages, left_out = make_readable(body.messages)
+    images = server.new_images()
+    messages, left_out = make_readable(body.messages, images)
     body.tools, others = keep_functions(body.tools)
     use_newer_fields(body)
     tools = plain_tools(body.tools)
@@ -37,7 +39,7 @@ def read_chat(server: ApiServer, body: ChatCompletionRequest) -> ChatRequest:
     tool_choice = tool_choice_of(tools, neutral_choice(body.tool_choice), others, field)
     thoughts = thoughts_of(body)
     return ChatRequest(
-        prompt=replace(prompt_of(body), messages=template_messages(messages), tools=tools),
+        prompt=replace(prompt_of(body), messages=template_messages(messages), images=images.sources, tools=tools),
         tool_choice=tool_choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         params=_sampling_params(server, body),
@@ -61,15 +63,16 @@ def chat_names(body: ChatCompletionRequest) -> FieldNames:
     return FieldNames(body, functions=places_of_functions(body.tools) or older)
 
 
-def read_prompt(body: ChatTemplateFields) -> tuple[ChatPrompt, list[str]]:
-    """The prompt of a chat that is not answered, and the names of what is left out of it.
+def read_prompt(body: ChatTemplateFields, images: RequestImages) -> tuple[ChatPrompt, list[str]]:
+    """The prompt of a chat that is not answered, and the names of what is left out of it. `images` gets the images.
 
     Raises:
         FieldError: the client asks about a medium, or a message has no content.
     """
-    messages, left_out = make_readable(body.messages or ())
+    messages, left_out = make_readable(body.messages or (), images)
     tools, others = keep_functions(body.tools)
-    prompt = replace(prompt_of(body), messages=template_messages(messages), tools=plain_tools(tools))
+    shown = template_messages(messages)
+    prompt = replace(prompt_of(body), messages=shown, images=images.sources, tools=plain_tools(tools))
     return prompt, [*left_out, *others]
 
 
@@ -82,6 +85,7 @@ def prompt_of(body: ChatTemplateFields) -> ChatPrompt:
         continue_final_message=bool(body.continue_final_message),
         add_special_tokens=bool(body.add_special_tokens),
         variables=body.chat_template_kwargs or {},
+        processor_options=body.mm_processor_kwargs or {},
     )
 
 

@@ -40,6 +40,9 @@ class ChatTemplateFields(StrictModel):
     documents: list[dict[str, Any]] | None = optional(
         "Documents for the chat template, usually objects with title and text.", max_length=MAX_DOCUMENTS
     )
+    mm_processor_kwargs: dict[str, Any] | None = optional(
+        "Options of the model's processor of images, for this request."
+    )
     add_special_tokens: bool | None = optional(
         "The tokenizer adds its special tokens; false if left out, because the template has them."
     )

@@ -38,6 +38,7 @@ def add_model_routes(app: FastAPI, server: ApiServer) -> None:
             "lifecycle": "active",
             "max_input_tokens": model.max_model_len,
             "max_tokens": model.max_model_len,
+            "input_modalities": ["text", "image"] if model.takes_images else ["text"],
         }
 
     async def list_models() -> ModelList:
@@ -77,9 +78,9 @@ def add_token_routes(app: FastAPI, server: ApiServer) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise FieldError("prompt", "give either prompt or messages, and not both")
         if body.prompt is None:
-            prompt, names = await asyncio.to_thread(read_prompt, body)
+            prompt, names = await asyncio.to_thread(read_prompt, body, server.new_images())
             left_out += names
-            return await render_messages(server, prompt, behind=True)
+            return (await render_messages(server, prompt, behind=True)).token_ids
         for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template", "documents"):
             if getattr(body, name) is not None:
                 raise FieldError(name, f"{name} needs messages, and this request has a prompt: leave it out")

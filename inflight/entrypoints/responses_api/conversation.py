@@ -8,6 +8,7 @@ from typing import Any
 
 from inflight.entrypoints.fields.content_parts import readable_parts
 from inflight.entrypoints.fields.field_error import FieldError
+from inflight.entrypoints.fields.images import RequestImages
 from inflight.entrypoints.fields.messages import MAX_TOOLS, chat_call, chat_message
 from inflight.entrypoints.fields.offered_tools import tool_choice_of
 from inflight.entrypoints.fields.parameters import sampling_params
@@ -77,14 +78,18 @@ async def validate_response(server: ApiServer, body: ResponsesRequest) -> Valida
 def _read_chat(server: ApiServer, body: ResponsesRequest, tools: PromptTools) -> ChatRequest:
     choice = body.tool_choice
     wanted = tools.choice(choice) if isinstance(choice, NamedTool | ClientToolChoice) else choice
-    read = _Messages(body, tools)
+    images = server.new_images()
+    read = _Messages(body, tools, images)
     model = server.check_model(body.model)
     tool_choice = tool_choice_of(tools.functions, wanted)
     thoughts = thoughts_of(body)
     has_logprobs = body.top_logprobs or LOGPROBS in (body.include or ())
     return ChatRequest(
         prompt=ChatPrompt(
-            messages=read.chat_messages(), tools=tools.functions, variables=body.chat_template_kwargs or {}
+            messages=read.chat_messages(),
+            images=images.sources,
+            tools=tools.functions,
+            variables=body.chat_template_kwargs or {},
         ),
         hidden_tools=tools.hidden,
         tool_choice=tool_choice,
@@ -111,15 +116,17 @@ class _Messages:
         left_out: the names of the items and parts that the model does not see, for the answer's header.
     """
 
-    def __init__(self, body: ResponsesRequest, tools: PromptTools) -> None:
+    def __init__(self, body: ResponsesRequest, tools: PromptTools, images: RequestImages) -> None:
         """
         Raises:
-            FieldError: the input has no message, a name is too long, or the client asks about an image.
+            FieldError: the input has no message, a name is too long, or the client asks about a medium that the model cannot
+                read.
             ApiError: an item refers to a stored item.
         """
         self.messages: list[dict[str, Any]] = []  # Any: the arguments of `chat_message`
         self.left_out: list[str] = []
         self._tools = tools
+        self._images = images
         self._turn: dict[str, Any] | None = None  # the last message, if more of its turn may follow
         if body.instructions is not None:
             self._add("system", content=body.instructions)
@@ -181,7 +188,7 @@ class _Messages:
     def _readable(self, content: Text, where: str, *, is_asked: bool) -> str | list[StrictModel]:
         if isinstance(content, str):
             return content
-        return [*readable_parts(content, where, self.left_out, is_asked=is_asked)] or ""
+        return [*readable_parts(content, where, self.left_out, self._images, is_asked=is_asked)] or ""
 
     def _output(self, item: ClientOutputItem) -> str:
         """The result of a call. Tools that were found are defined in it, because the model sees no other definition of them."""

@@ -14,11 +14,11 @@ from inflight.entrypoints.responses_api import bodies
 from inflight.entrypoints.responses_api.conversation import validate_response
 from inflight.entrypoints.responses_api.presenter import ResponsesPresenter
 from inflight.entrypoints.responses_api.protocol import ResponsesRequest
+from inflight.entrypoints.responses_api.tools import places_of_functions
 
 
 def names_of(body: ResponsesRequest) -> FieldNames:
-    """A tool of the request may be several functions, or none."""
-    return FieldNames(body, prompt="input")
+    return FieldNames(body, prompt="input", functions=places_of_functions(body.tools or ()))
 
 
 def add_routes(app: FastAPI, server: ApiServer) -> None:

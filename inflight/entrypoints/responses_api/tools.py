@@ -263,13 +263,27 @@ class PromptTools:
         return shown
 
 
+def places_of_functions(tools: Iterable[StrictModel]) -> list[str]:
+    """The fields of the functions that `PromptTools` makes of `tools`, in their order."""
+    places: dict[str, str] = {}
+    for place, namespace, tool in _placed(tools, "tools"):
+        places.setdefault(full_name(_name(tool), namespace), place)
+    return list(places.values())
+
+
 def _flat(tools: Iterable[StrictModel]) -> Iterator[tuple[str | None, _KnownTool]]:
     """Yields each tool that the model can see, with its namespace."""
-    for tool in tools:
+    return ((namespace, tool) for _, namespace, tool in _placed(tools, ""))
+
+
+def _placed(tools: Iterable[StrictModel], field: str) -> Iterator[tuple[str, str | None, _KnownTool]]:
+    """Yields the same, with the place in `field`."""
+    for index, tool in enumerate(tools):
+        place = f"{field}[{index}]"
         if isinstance(tool, NamespaceTool):
-            yield from ((tool.name, member) for _, member in _flat(tool.tools))
+            yield from ((inner, tool.name, member) for inner, _, member in _placed(tool.tools, f"{place}.tools"))
         elif isinstance(tool, FunctionTool | CustomTool | ClientRunTool):
-            yield None, tool
+            yield place, None, tool
 
 
 def _left_out(tools: Iterable[StrictModel]) -> Iterator[str]:

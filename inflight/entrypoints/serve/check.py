@@ -63,7 +63,9 @@ def model_problems(args: EngineArgs) -> list[str]:
         with named_errors(UnsupportedModelError, source, "its configuration"):
             config = merge_overrides(read_model_config(source, args.max_model_len), args.config_overrides)
             gguf = source if source.is_file() else None
-            architecture = describe_model(config, args.model_impl, gguf=gguf, device=machine.device)
+            architecture = describe_model(
+                config, args.model_impl, gguf=gguf, device=machine.device, language_model_only=args.language_model_only
+            )
         with named_errors(UnsupportedModelError, source, "its configuration"):
             found += find_conflicts(args, folder=source, architecture=architecture, machine=machine)
             return found + _problems_of(lambda: _check_room(args, source, architecture, machine))

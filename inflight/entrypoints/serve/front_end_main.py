@@ -73,15 +73,17 @@ class FrontEndStart:
     def from_file(cls, fd: int) -> FrontEndStart:
         with open(fd) as file:
             values: dict[str, Any] = json.load(file)  # Any: `ServerSettings` and `EngineArgs` check the values
-        settings: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values["settings"].items()
-        }
         return cls(
-            settings=ServerSettings(**settings),
-            args=EngineArgs(**values["args"]),
+            settings=ServerSettings(**_with_tuples(values["settings"])),
+            args=EngineArgs(**_with_tuples(values["args"])),
             index=values["index"],
             is_replacement=values["is_replacement"],
         )
+
+
+def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples, and no setting is a list."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 class Control:

@@ -42,6 +42,7 @@ from inflight.entrypoints.serve.browser_page import BrowserPage
 from inflight.entrypoints.serve.settings import ANY_ADDRESS, REQUEST_ID_PATTERN, ServerSettings, is_address, is_loopback
 from inflight.entrypoints.serve.size_limits import SizeLimits
 from inflight.line_writer import LineWriter
+from inflight.multimodal.owner import OWNER
 
 REQUEST_ID_HEADER = b"x-request-id"
 _ACCEPTED_ID = re.compile(REQUEST_ID_PATTERN.encode())
@@ -220,7 +221,9 @@ class Authentication:
         shown = [] if needs_no_key else list(_shown_keys(scope))
         accepted = next(filter(self._admin_keys.accepts if is_for_admin else self._accepts, shown), None)
         if needs_no_key or accepted is not None:
-            CLIENT.set(str(scope.get("client")) if accepted is None else digest(accepted).hex())
+            key = "" if accepted is None else digest(accepted).hex()
+            OWNER.set(key)
+            CLIENT.set(key or str(scope.get("client")))
             await self._app(scope, receive, send)
             return
         message = "Incorrect API key provided." if shown else f"No API key was given: {_HOW_TO_SEND}."

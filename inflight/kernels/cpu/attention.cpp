@@ -73,6 +73,13 @@ struct Attention {
         return step.sliding_window == 0 ? 0 : std::max(0, position(row, query_row) - step.sliding_window + 1);
     }
 
+    // The position behind the last key that the query row sees.
+    int end_key(int row, int query_row) const {
+        const int behind = position(row, query_row) + 1, end = step.seq_lens[row];
+        if (params.is_causal) return behind;
+        return step.sliding_window == 0 ? end : std::min(end, behind + step.sliding_window - 1);
+    }
+
     // Writes the keys and values of one head for the tokens [first, end) of a request. All of them belong to one group.
     void write(int row, int first, int end, int head) const {
         char* keys = group(row, first) + head * cell_bytes();
@@ -135,7 +142,7 @@ struct Attention {
             for (int i = row; i < end_row; i++) {
                 const int query_row = tile.first + i - row;
                 const int from = first_key(tile.row, query_row) - chunk.origin;
-                const int to = std::min(position(tile.row, query_row) + 1 - chunk.origin, chunk.end);
+                const int to = std::min(end_key(tile.row, query_row) - chunk.origin, chunk.end);
                 const Softened softened = soften<Cells>(
                     scores + i * kChunkKeys, weights + i * kChunkKeys, value_scales, first, end, from, to,
                     state.largest[i], state.sum[i]);
@@ -226,7 +233,7 @@ struct Attention {
         return std::max(first_key(tile.row, tile.first), tile.first_split * kSplitKeys);
     }
     int end_of(const Tile& tile) const {
-        return std::min(position(tile.row, tile.end - 1) + 1, tile.end_split * kSplitKeys);
+        return std::min(end_key(tile.row, tile.end - 1), tile.end_split * kSplitKeys);
     }
     static bool waits(const Tile& tile) { return tile.rows_of_head() <= kRowsThatWait; }
 
@@ -314,12 +321,12 @@ void cut_into_tiles(const Attention<T, Cells>& attention, Work& work) {
         if (num_rows == 0) continue;
         const int at_once = heads_at_once(attention, std::min(num_rows, kTileRows), work.num_threads);
         for (int head = 0; head < num_heads; head += at_once)
-            // the last tile sees the most keys: it comes first, because the longest work should begin first
+            // the last tile sees the most keys if attention is causal: it comes first, because the longest work should begin first
             for (int first = (num_rows - 1) / kTileRows * kTileRows; first >= 0; first -= kTileRows) {
                 const int end = std::min(num_rows, first + kTileRows);
                 Tile tile{row, head, std::min(num_heads, head + at_once), first, end, 0, 0, -1};
                 tile.first_split = attention.first_key(row, first) / kSplitKeys;
-                tile.end_split = attention.position(row, end - 1) / kSplitKeys + 1;
+                tile.end_split = (attention.end_key(row, end - 1) - 1) / kSplitKeys + 1;
                 work.tiles.push_back(tile);
             }
     }

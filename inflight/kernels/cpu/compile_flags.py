@@ -12,6 +12,7 @@ INSTRUCTION_SET_FLAGS = {  # library.py lists what a processor must have for eac
     "avx2": ["-march=x86-64-v3"],
     "avx512": ["-march=x86-64-v4", "-mavx512vnni"],
     "avx512_bf16": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
+    "avx512_amx": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
 }
 COMMON_FLAGS = [
     "-std=c++17",

@@ -1,4 +1,5 @@
-// RMSNorm, and QK-norm with rotary embedding. Both compute in float, whatever the type of the rows. Also the selection of rows.
+// Norms of rows, QK-norm with rotary embedding, activations. They compute in float, whatever the type of the rows. Also the
+// selection of rows.
 
 #include <cmath>
 #include <cstring>
@@ -60,6 +61,72 @@ void rms_norm(
             store(to + i, mul(mul(load(from + i), splat(scale)), load(weight + i)));
         for (; i < size; i++) to[i] = from_float<T>(to_float(from[i]) * scale * to_float(weight[i]));
     });
+}
+
+template <typename T>
+float sum_of_elements(const T* x, int64_t size) {
+    VecF even = zero(), odd = zero();
+    int64_t i = 0;
+    for (; i + 2 * kLanes <= size; i += 2 * kLanes) {
+        even = add(even, load(x + i));
+        odd = add(odd, load(x + i + kLanes));
+    }
+    float total = 0;
+    for (; i < size; i++) total += to_float(x[i]);
+    return sum(add(even, odd)) + total;
+}
+
+template <typename T>
+float sum_of_squared_distances(const T* x, int64_t size, float mean) {
+    VecF squares = zero();
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) {
+        const VecF distance = sub(load(x + i), splat(mean));
+        squares = fma(distance, distance, squares);
+    }
+    float total = 0;
+    for (; i < size; i++) total += (to_float(x[i]) - mean) * (to_float(x[i]) - mean);
+    return sum(squares) + total;
+}
+
+template <typename T>
+void layer_norm(
+    void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const T* weight, const T* bias, void* out,
+    int64_t num_rows, int64_t size, float eps) {
+    share_each(num_rows, num_rows * size >= kParallelElements, [&](int64_t row) {
+        T* from = static_cast<T*>(x) + row * x_stride;
+        T* to = static_cast<T*>(out) + row * size;
+        if (delta != nullptr)
+            change_row(from, static_cast<const T*>(delta) + row * delta_stride, size, [](VecF a, VecF b) { return add(a, b); });
+        const float mean = sum_of_elements(from, size) / static_cast<float>(size);
+        const float variance = sum_of_squared_distances(from, size, mean) / static_cast<float>(size);
+        const float scale = 1.0f / std::sqrt(variance + eps);
+        int64_t i = 0;
+        for (; i + kLanes <= size; i += kLanes) {
+            const VecF normed = mul(mul(sub(load(from + i), splat(mean)), splat(scale)), load(weight + i));
+            store(to + i, bias == nullptr ? normed : add(normed, load(bias + i)));
+        }
+        for (; i < size; i++) {
+            const float normed = (to_float(from[i]) - mean) * scale * to_float(weight[i]);
+            to[i] = from_float<T>(bias == nullptr ? normed : normed + to_float(bias[i]));
+        }
+    });
+}
+
+template <typename T>
+void activate(void* x, int64_t x_stride, int64_t num_rows, int64_t size, int32_t activation) {
+    T* rows = static_cast<T*>(x);
+    const auto change = [&](const auto& function) {
+        change_rows(rows, x_stride, rows, x_stride, num_rows, size, [&](int64_t, VecF a, VecF) { return function(a); });
+    };
+    if (activation == 1)
+        change(silu);
+    else if (activation == 2)
+        change(gelu);
+    else if (activation == 5)
+        change(gelu_exact);
+    else
+        change(relu);
 }
 
 template <typename T>
@@ -162,6 +229,26 @@ void inflight_rms_norm(
         rms_norm(
             static_cast<bf16*>(x), x_stride, static_cast<const bf16*>(delta), delta_stride,
             static_cast<const bf16*>(weight), static_cast<bf16*>(out), num_rows, size, eps);
+}
+
+void inflight_layer_norm(
+    void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const void* weight, const void* bias, void* out,
+    int64_t num_rows, int64_t size, float eps, int32_t dtype) {
+    const auto norm = [&](auto type) {
+        using T = decltype(type);
+        layer_norm(
+            x, x_stride, delta, delta_stride, static_cast<const T*>(weight), static_cast<const T*>(bias), out, num_rows, size,
+            eps);
+    };
+    if (dtype == kFloat32)
+        norm(float{});
+    else
+        norm(bf16{});
+}
+
+void inflight_activate(void* x, int64_t x_stride, int64_t num_rows, int64_t size, int32_t activation, int32_t dtype) {
+    const auto compute = dtype == kFloat32 ? activate<float> : activate<bf16>;
+    compute(x, x_stride, num_rows, size, activation);
 }
 
 void inflight_norm_and_rotate(

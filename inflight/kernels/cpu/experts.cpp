@@ -1,13 +1,13 @@
-// Mixtures of experts: which experts compute a row, their products, and the sum of their results. kernels/expert_choice.py has the
-// formulas.
+// Mixtures of experts. Three functions compute a layer: the first chooses the experts of each row, the second multiplies the rows by
+// the weights of their experts, and the third adds the results of each row. The formulas are in kernels/expert_choice.py.
 //
-// The pairs (row, expert) are sorted by expert. Then the products of all chosen experts are computed together: first those with gate
-// and up, then those with down, whose results go to the places of the pairs, times the weights. The tasks of a batch of experts are
-// in one list, so threads that have finished their part of one expert go on with the next. No row is padded, and the weights of
-// experts that no row has chosen are not read.
+// The second function sorts the pairs (row, expert) by expert. Then it computes all chosen experts together: first the products with
+// gate and up, and after them the products with down. It multiplies each result by the weight of its pair and writes it to the place
+// of the pair. The tasks of many experts are in one list. So a thread that has finished its part of one expert goes on with the next
+// expert, and does not wait for other threads. No row is padded. If no row has chosen an expert, its weights are not read.
 //
-// A result is the same bit for bit, whatever the other rows are: so are the products (linear.cpp), and the results of a row are
-// added in the order of its choices.
+// A row's result is the same bit for bit, whatever the other rows are. This holds for the products (linear.cpp), and the results of a
+// row are added in the order of its choices.
 
 #include <algorithm>
 #include <cmath>
@@ -19,8 +19,8 @@
 
 namespace {
 
-constexpr int64_t kParallelElements = 1 << 13;  // with fewer, waking the other threads costs more than they save
-constexpr int64_t kPairsAtOnce = 2048;          // of the experts of a batch, if it has several; bounds the memory for arranged rows
+constexpr int64_t kParallelElements = 1 << 13;  // with fewer, waking the other threads takes longer than their work
+constexpr int64_t kPairsAtOnce = 2048;          // the most pairs of several experts that are computed together; bounds their memory
 
 struct Choice {  // int32 [., 2] in Python
     int32_t expert;
@@ -29,8 +29,12 @@ struct Choice {  // int32 [., 2] in Python
 
 // -- the router -------------------------------------------------------------------------------------------------------
 
-// The scores of `logits` [count], which has room for whole vectors.
+// Writes the scores of `logits` [count]. Both arrays have room for whole vectors.
 void write_scores(const ExpertRouter& router, const float* logits, int64_t count, float* scores) {
+    if (router.scoring == 2) {
+        std::copy(logits, logits + count, scores);
+        return;
+    }
     const bool is_softmax = router.scoring == 0;
     float largest_logit = logits[0];
     for (int64_t i = 1; i < count; i++) largest_logit = std::max(largest_logit, logits[i]);
@@ -50,7 +54,7 @@ float sigmoid_of(float x) {
     return lanes[0];
 }
 
-// The first of the highest scores that are not taken. One must be left.
+// Returns the index of the highest score that is not taken: of equal scores, the first one. At least one must not be taken.
 int64_t find_highest(const float* scores, const bool* is_taken, int64_t count) {
     int64_t best = -1;
     for (int64_t i = 0; i < count; i++)
@@ -67,7 +71,7 @@ float score_of_group(const ExpertRouter& router, const float* scores, int64_t si
     return router.group_scoring == 0 ? highest : highest + second;
 }
 
-// Marks the experts of all groups that are not chosen.
+// Marks the experts of all groups that are not chosen as taken, so that none of them is chosen.
 void take_other_groups(const ExpertRouter& router, const float* scores, bool* is_taken) {
     const int64_t num_groups = router.num_groups, size = router.num_experts / num_groups;
     float of_group[kMostExperts];
@@ -77,6 +81,16 @@ void take_other_groups(const ExpertRouter& router, const float* scores, bool* is
     for (int64_t place = 0; place < router.top_groups; place++)
         is_chosen[find_highest(of_group, is_chosen, num_groups)] = true;
     for (int64_t i = 0; i < router.num_experts; i++) is_taken[i] = !is_chosen[i / size];
+}
+
+// Returns the weight of the expert `best` by the sparse mixer: see `RouterSpec`. `is_taken`: the experts that were chosen before.
+float mixer_weight(const ExpertRouter& router, const float* logits, const bool* is_taken, int64_t best) {
+    float total = 0;
+    for (int64_t i = 0; i < router.num_experts; i++) {
+        const float distance = (logits[best] - logits[i]) / std::max(std::abs(logits[i]), logits[best]);
+        if (!is_taken[i] && !(distance > 2 * router.jitter)) total += std::exp(logits[i] - logits[best]);
+    }
+    return 1 / total;
 }
 
 void choose(const ExpertRouter& router, const float* given, Choice* choices) {
@@ -92,13 +106,15 @@ void choose(const ExpertRouter& router, const float* given, Choice* choices) {
     float total = 0;
     for (int64_t place = 0; place < router.top_k; place++) {
         const int64_t best = find_highest(for_choice, is_taken, count);
+        const float weight = router.scoring == 2 ? mixer_weight(router, scores, is_taken, best) : scores[best];
         is_taken[best] = true;
-        choices[place] = {static_cast<int32_t>(best), scores[best]};
-        total += scores[best];
+        choices[place] = {static_cast<int32_t>(best), weight};
+        total += weight;
     }
     for (int64_t place = 0; place < router.top_k; place++) {
         if (router.renormalizes) choices[place].weight /= total + router.sum_offset;
         choices[place].weight *= router.scale;
+        if (router.expert_scale) choices[place].weight *= router.expert_scale[choices[place].expert];
         if (has_nan) choices[place].weight = std::numeric_limits<float>::quiet_NaN();  // only this row's request fails
     }
     if (router.has_shared)
@@ -107,18 +123,18 @@ void choose(const ExpertRouter& router, const float* given, Choice* choices) {
 
 // -- the products -----------------------------------------------------------------------------------------------------
 
-struct Pairs {  // sorted by expert
-    std::vector<int32_t> rows;     // of the hidden states
-    std::vector<int32_t> places;   // of the results
-    std::vector<float> weights;
-    std::vector<int64_t> starts;   // of each expert; one more at the end
+struct Pairs {  // (row, expert), sorted by expert
+    std::vector<int32_t> rows;     // the row of each pair in the hidden states
+    std::vector<int32_t> places;   // the row of each pair in the results
+    std::vector<float> weights;    // the weight of each pair
+    std::vector<int64_t> starts;   // the first pair of each expert, and at the end the number of pairs
 
     void sort(const Choice* choices, int64_t num_rows, int64_t per_row, int64_t num_experts) {
         const int64_t count = num_rows * per_row;
         rows.resize(count);
         places.resize(count);
         weights.resize(count);
-        starts.assign(num_experts + 2, 0);  // first the counts, one place further
+        starts.assign(num_experts + 2, 0);  // at first, starts[expert + 2] counts the pairs of an expert
         for (int64_t i = 0; i < count; i++) starts[choices[i].expert + 2]++;
         for (int64_t expert = 0; expert < num_experts; expert++) starts[expert + 2] += starts[expert + 1];
         for (int64_t i = 0; i < count; i++) {
@@ -130,20 +146,22 @@ struct Pairs {  // sorted by expert
     }
 };
 
-struct Memory {  // of the calling thread, kept from call to call
+struct Memory {  // the calling thread keeps it from call to call
     Pairs pairs;
     RowMemory rows;
-    std::vector<char> inner;                // what the products with gate and up give
+    std::vector<char> inner;  // the results of gates, which are the inputs of the products with down
     std::vector<Product> products;
-    std::vector<int64_t> row_ends, task_ends;  // of each product, in the rows and tasks of all products
+    // The rows of all products are counted through, and so are their tasks. This is where those of each product end.
+    std::vector<int64_t> row_ends, task_ends;
 };
 
-// The number of the product that has item `at`.
+// Returns the index of the product that has item `at`. `ends`: where the items of each product end.
 int64_t find(const std::vector<int64_t>& ends, int64_t at) {
     return std::upper_bound(ends.begin(), ends.end(), at) - ends.begin();
 }
 
-// Calls body(product, first, end) for the parts of the products that are in the range [first, end) of all items.
+// [first, end) is a range of the items of all products. For each product that has items in it, calls body(product, first, end) with
+// the range of these items, counted from the first item of the product.
 template <typename Body>
 void each_part(const std::vector<int64_t>& ends, int64_t first, int64_t end, const Body& body) {
     for (int64_t product = find(ends, first); first < end; product++) {
@@ -153,6 +171,7 @@ void each_part(const std::vector<int64_t>& ends, int64_t first, int64_t end, con
     }
 }
 
+// Computes all products in `memory.products`.
 void compute(Memory& memory) {
     const std::vector<Product>& products = memory.products;
     int64_t num_rows = 0, num_tasks = 0, work = 0;
@@ -179,7 +198,7 @@ void compute(Memory& memory) {
     });
 }
 
-// The experts [first, end), of which some have no pairs.
+// Computes the experts [first, end). Some of them may have no pairs.
 void compute_experts(
     const char* x, int64_t x_stride, float* results, const Experts& layer, int64_t first, int64_t end, Memory& memory) {
     const Pairs& pairs = memory.pairs;
@@ -236,7 +255,7 @@ void inflight_choose_experts(
 
 void inflight_experts(
     const void* x, int64_t x_stride, const void* choices, float* out, int64_t num_rows, const Experts* layer) {
-    static thread_local Memory memory;  // the products have pointers to it, so that all threads use the caller's
+    static thread_local Memory memory;  // all threads use that of the caller, because the products point to it
     memory.pairs.sort(static_cast<const Choice*>(choices), num_rows, layer->choices_per_row, layer->num_experts);
     const std::vector<int64_t>& starts = memory.pairs.starts;
     for (int64_t first = 0; first < layer->num_experts;) {

@@ -21,7 +21,7 @@ class CpuExperts:
     Args:
         gate_up, down: the packed weights of each expert; those of a shared expert are the last.
         dtype: of hidden states.
-        choice_bias: see `choose_experts`.
+        choice_bias, expert_scale: see `choose_experts`.
 
     Raises:
         ConfigError: the kernels do not support the experts.
@@ -35,6 +35,7 @@ class CpuExperts:
         down: Sequence[PackedLinear],
         dtype: torch.dtype,
         choice_bias: Tensor | None = None,
+        expert_scale: Tensor | None = None,
     ) -> None:
         require_supported(experts_problem(spec.num_experts, spec.router.top_k))
         num_experts, hidden_size = spec.num_experts + bool(spec.shared_size), down[0].num_columns
@@ -49,10 +50,11 @@ class CpuExperts:
             fits, "experts need weights of gate and up, and of down, with sizes and dtypes that fit", dtype, num_experts
         )
         require(spec.router.problem(spec.num_experts) is None, "the router must fit its experts", spec)
-        if choice_bias is not None:
-            fits = choice_bias.shape == (spec.num_experts,) and choice_bias.dtype == torch.float32
-            require(fits and choice_bias.is_contiguous(), "a bias needs a float32 for each expert", choice_bias)
-        self._kernels, self._kept = kernels, (gate_up, down, choice_bias)
+        for vector in (choice_bias, expert_scale):
+            fits = vector is None or (vector.shape == (spec.num_experts,) and vector.is_contiguous())
+            fits = fits and (vector is None or vector.dtype == torch.float32)
+            require(fits, "a bias or scale of the router needs a float32 for each expert", vector)
+        self._kernels, self._kept = kernels, (gate_up, down, choice_bias, expert_scale)
         self._gate_up, self._down = (
             (LinearWeight * num_experts)(*(each.weight for each in weights)) for weights in (gate_up, down)
         )
@@ -61,9 +63,10 @@ class CpuExperts:
             spec.router.top_k,
             spec.router.num_groups,
             spec.router.top_groups,
-            None if choice_bias is None else choice_bias.data_ptr(),
+            *(None if vector is None else vector.data_ptr() for vector in (choice_bias, expert_scale)),
             spec.router.scale,
             spec.router.sum_offset,
+            spec.router.jitter,
             SCORINGS.index(spec.router.scoring),
             GROUP_SCORINGS.index(spec.router.group_scoring),
             spec.router.renormalizes,

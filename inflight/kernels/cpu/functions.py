@@ -34,9 +34,9 @@ class HeadLayout(ctypes.Structure):
 
 
 class AttentionParams(ctypes.Structure):
-    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointer alive."""
+    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
 
-    _fields_ = (("scale", c_float), ("soft_cap", c_float), ("sinks", c_void_p))
+    _fields_ = _fields((c_float, "scale soft_cap"), (c_void_p, "sinks"), (c_int32, "is_causal"))
 
 
 class LinearWeight(ctypes.Structure):
@@ -75,8 +75,8 @@ class ExpertRouter(ctypes.Structure):
 
     _fields_ = _fields(
         (c_int64, "num_experts top_k num_groups top_groups"),
-        (c_void_p, "choice_bias"),
-        (c_float, "scale sum_offset"),
+        (c_void_p, "choice_bias expert_scale"),
+        (c_float, "scale sum_offset jitter"),
         (c_int32, "scoring group_scoring renormalizes has_shared has_shared_gate"),
     )
 
@@ -119,6 +119,8 @@ _HEADS = (*_ROWS, c_int64)  # the same, and the stride of the heads
 SIGNATURES: dict[str, list[Any]] = {  # Any: ctypes has no common type for them
     "inflight_bind_threads": [POINTER(c_int32), c_int32],
     "inflight_rms_norm": [*_ROWS, *_ROWS, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int32],
+    "inflight_layer_norm": [*(*_ROWS, *_ROWS, c_void_p, c_void_p, c_void_p), *(c_int64, c_int64, c_float, c_int32)],
+    "inflight_activate": [*_ROWS, c_int64, c_int64, c_int32, c_int32],
     "inflight_norm_and_rotate": [*_HEADS, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_int32],
     "inflight_linear": [*_ROWS, c_int32, *_ROWS, c_int32, c_int64, POINTER(LinearWeight)],
     "inflight_linear_of_heads": [*(*_HEADS, *_HEADS, c_int32, c_int64, c_int64), POINTER(LinearWeight)],

@@ -49,6 +49,7 @@ struct AttentionParams {  // what a layer's attention computes besides the produ
     float scale;                   // of the scores; above 0
     float soft_cap;                // c: a score x becomes c * tanh(x / c); 0: it stays x
     const float* sinks;            // for each query head, one more logit in the denominator of the softmax; null: there is none
+    int32_t is_causal;             // if 0, a query also sees the keys behind its own: with a window, those less than it away
 };
 
 struct LinearWeight {  // [out_features, in_features]; linear.h describes the layout of `packed`
@@ -60,8 +61,8 @@ struct LinearWeight {  // [out_features, in_features]; linear.h describes the la
     float scale;                   // of an integer weight: multiplies the scales and offsets in `packed`
     int32_t bits;                  // 32: float, 16: bfloat16, 8 and 4: integers
     int32_t has_offsets;           // if 0, the middle of the integers' range means 0
-    int32_t gate;                  // if not 0, the result is gate(first half of the features) * second half; 1: SiLU, 2: GELU,
-                                   // 4: swiglu_oai, see kernels/gate.py
+    int32_t gate;                  // if not 0, the result is gate(first half of the features) * second half; 1: SiLU, 2: GELU in
+                                   // its tanh form, 4: swiglu_oai, 5: GELU; see kernels/gate.py
     int32_t has_table;             // only with 4 bits and no offsets: a weight is its scale times table[its 4 bits]
     int8_t table[16];              // above -128
 };
@@ -101,9 +102,11 @@ struct ExpertRouter {  // as in config/experts.py
     int64_t num_groups;            // of equal size; 1: no groups
     int64_t top_groups;
     const float* choice_bias;      // [num_experts], or null
+    const float* expert_scale;     // [num_experts]: by what the weight of an expert is multiplied; or null
     float scale;
     float sum_offset;              // is added to the sum of the scores, if weights are renormalized
-    int32_t scoring;               // 0: softmax, 1: sigmoid
+    float jitter;
+    int32_t scoring;               // 0: softmax, 1: sigmoid, 2: sparse mixer
     int32_t group_scoring;         // 0: the highest score, 1: the sum of the two highest
     int32_t renormalizes;
     int32_t has_shared;            // whether each row has the expert `num_experts` behind the chosen ones
@@ -166,16 +169,25 @@ INFLIGHT_EXPORT void inflight_rms_norm(
     void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const void* weight, void* out, int64_t num_rows,
     int64_t size, float eps, int32_t dtype);
 
+// out = (x - mean) / sqrt(variance + eps) * weight + bias, computed in float. `bias` may be null. `delta` as above.
+INFLIGHT_EXPORT void inflight_layer_norm(
+    void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const void* weight, const void* bias, void* out,
+    int64_t num_rows, int64_t size, float eps, int32_t dtype);
+
 // Changes the first `num_heads` heads of every token in place: RMSNorm with a weight row per head, if there is a weight; then,
 // if there are cos and sin, head = head * cos + (head with its halves swapped) * sin. cos and sin are [num_tokens, head_dim].
 INFLIGHT_EXPORT void inflight_norm_and_rotate(
     void* heads, int64_t token_stride, int64_t head_stride, const void* weight, const void* cos, const void* sin,
     int64_t num_tokens, int64_t num_heads, int64_t head_dim, float eps, int32_t dtype);
 
-// x *= activation(gate); 1: SiLU, 2: GELU, 3: sigmoid
+// x *= activation(gate); 1: SiLU, 2: GELU in its tanh form, 3: sigmoid
 INFLIGHT_EXPORT void inflight_multiply_activation(
     void* x, int64_t x_stride, const void* gate, int64_t gate_stride, int64_t num_rows, int64_t size, int32_t activation,
     int32_t dtype);
+
+// x = activation(x); 1: SiLU, 2: GELU in its tanh form, 5: GELU, 6: ReLU
+INFLIGHT_EXPORT void inflight_activate(
+    void* x, int64_t x_stride, int64_t num_rows, int64_t size, int32_t activation, int32_t dtype);
 
 // x = (x + delta) * factor. Without `delta` nothing is added, without `factor` the sum is not multiplied. `factor_stride` is 1 if
 // each row has a factor of its own, 0 if there is one for all.

@@ -26,7 +26,7 @@ class CpuLayerOps(LayerOps):
 
     def _add_and_norm(self, delta: Tensor | None, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         num_rows, size = x.shape
-        fits = x.stride(1) == 1 and x.dtype in DTYPES and _is_weight(weight, (size,), x.dtype)
+        fits = x.stride(1) == 1 and x.dtype in DTYPES and is_weight(weight, (size,), x.dtype)
         require(fits, "rms_norm needs rows in float32 or bfloat16, and a weight of their size and dtype", x, weight)
         out = torch.empty((num_rows, size), dtype=x.dtype, device="cpu")
         self.kernels.inflight_rms_norm(
@@ -46,7 +46,7 @@ class CpuLayerOps(LayerOps):
     def norm_and_rotate(self, heads: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
         """See `LayerOps`. The result is `heads` itself, changed in place."""
         size = len(heads), heads.shape[2]
-        fits = size[1] % 2 == 0 and all(_is_weight(each, size, heads.dtype) for each in (cos, sin))
+        fits = size[1] % 2 == 0 and all(is_weight(each, size, heads.dtype) for each in (cos, sin))
         require(
             fits, "norm_and_rotate needs even heads, and cos and sin for each token in their dtype", heads, cos, sin
         )
@@ -59,7 +59,7 @@ class CpuLayerOps(LayerOps):
     def _change_heads(self, heads: Tensor, weight: Tensor | None, eps: float, cos: int | None, sin: int | None) -> None:
         num_tokens, num_heads, head_dim = heads.shape
         fits = heads.stride(2) == 1 and heads.dtype in DTYPES
-        fits = fits and (weight is None or _is_weight(weight, (num_heads, head_dim), heads.dtype))
+        fits = fits and (weight is None or is_weight(weight, (num_heads, head_dim), heads.dtype))
         require(
             fits, "a norm of heads needs float32 or bfloat16, and a weight for each head in their dtype", heads, weight
         )
@@ -88,7 +88,7 @@ class CpuLayerOps(LayerOps):
         fits = x.stride(1) == 1 and x.dtype in DTYPES
         fits = fits and (delta is None or (delta.shape == x.shape and delta.stride(1) == 1 and delta.dtype == x.dtype))
         sizes = (1,), (len(x), 1)
-        fits = fits and (factor is None or any(_is_weight(factor, size, torch.float32) for size in sizes))
+        fits = fits and (factor is None or any(is_weight(factor, size, torch.float32) for size in sizes))
         needed = (
             "add_and_scale needs two inputs of one shape, in float32 or bfloat16, and one factor or one for each row"
         )
@@ -114,5 +114,5 @@ class CpuLayerOps(LayerOps):
         return out
 
 
-def _is_weight(weight: Tensor, size: tuple[int, ...], dtype: torch.dtype) -> bool:
+def is_weight(weight: Tensor, size: tuple[int, ...], dtype: torch.dtype) -> bool:
     return weight.shape == size and weight.dtype == dtype and weight.is_contiguous()

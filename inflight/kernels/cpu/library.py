@@ -11,7 +11,7 @@ import logging
 import os
 import platform
 from collections.abc import Sequence
-from ctypes import c_char_p
+from ctypes import c_char_p, c_long
 from importlib import metadata
 from pathlib import Path
 
@@ -28,8 +28,17 @@ logger = logging.getLogger(__name__)
 _FOLDER = Path(__file__).parent
 _AVX2 = frozenset("avx avx2 bmi1 bmi2 f16c fma movbe".split())
 _AVX512 = _AVX2 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni".split())
+_AVX512_BF16 = _AVX512 | {"avx512_bf16"}
+_AMX = "avx512_amx"
 # Instruction set -> the processor flags that it needs, as /proc/cpuinfo spells them. The best set comes first.
-INSTRUCTION_SETS = {"avx512_bf16": _AVX512 | {"avx512_bf16"}, "avx512": _AVX512, "avx2": _AVX2}
+INSTRUCTION_SETS = {
+    _AMX: _AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
+    "avx512_bf16": _AVX512_BF16,
+    "avx512": _AVX512,
+    "avx2": _AVX2,
+}
+# The system call arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
+_REQUEST_TILE_REGISTERS = tuple(map(c_long, (158, 0x1023, 18)))
 
 
 class KernelsUnavailableError(Exception):
@@ -81,10 +90,17 @@ def open_kernels(wanted: str) -> KernelLibrary:
         )
     if not usable:
         raise KernelsUnavailableError("the processor has no AVX2")
+    if wanted == "auto" and usable[0] == _AMX and _path(usable[1]).exists():
+        # a compiler may not know AMX, and an operating system may not permit it: the next set computes the same, only slower
+        usable = usable if _path(_AMX).exists() and _may_use_tile_registers() else usable[1:]
     chosen = usable[0] if wanted == "auto" else wanted
-    path = _FOLDER / f"_{chosen}.so"
+    path = _path(chosen)
     if not path.exists():
         raise KernelsUnavailableError(_why_missing(path))
+    if chosen == _AMX and not _may_use_tile_registers():
+        raise KernelsUnavailableError(
+            f"{chosen!r} cannot be used: the operating system refuses the tile registers of AMX"
+        )
     _share_openmp_runtime()
     try:
         library = KernelLibrary(path, chosen)
@@ -97,6 +113,15 @@ def open_kernels(wanted: str) -> KernelLibrary:
         function.restype = RESULTS.get(name)
         setattr(library, name, recordable(library.recording, name, function))
     return library
+
+
+def _path(instruction_set: str) -> Path:
+    return _FOLDER / f"_{instruction_set}.so"
+
+
+def _may_use_tile_registers() -> bool:
+    """Asks the operating system for the tile registers. All threads of the process get them, also those that start later."""
+    return not ctypes.pythonapi.syscall(*_REQUEST_TILE_REGISTERS)
 
 
 def _why_missing(path: Path) -> str:

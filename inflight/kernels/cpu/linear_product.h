@@ -54,6 +54,10 @@ struct Tiling {
     }
 };
 
+struct alignas(64) UnitLine {  // a line of the cache, so that no row of a tile crosses two of them
+    uint32_t units[16];
+};
+
 class RowMemory {  // for the arranged rows of products. A thread keeps it from call to call
   public:
     // Makes room for `num_rows` rows of each of the weights.
@@ -62,7 +66,7 @@ class RowMemory {  // for the arranged rows of products. A thread keeps it from 
 
   private:
     int64_t units_per_row_ = 0, groups_per_row_ = 0;
-    std::vector<uint32_t> units_;
+    std::vector<UnitLine> units_;
     std::vector<int32_t> group_sums_;
     std::vector<float> scales_;
     std::vector<int32_t> num_outliers_;
@@ -89,7 +93,9 @@ class Product {
 
     Call call_;
     PanelLayout layout_;
+    bool uses_tiles_;  // of AMX, see linear_tiles.h
     Tiling tiling_;
+    int64_t row_units_;  // of a row when it is arranged
     Rows rows_;
     bool is_arranged_;
     int64_t tiles_at_once_, num_row_cuts_, panels_at_once_, num_tasks_;

@@ -71,18 +71,18 @@ float magnitude_of_rank(const T* row, int64_t size, int64_t rank) {
 }
 
 // Writes `row` [size] times `inverse` as integers. Four integers are a unit; the units are written to to[0], to[step],
-// to[2 * step], ... The sum of each group goes to group_sums[0], group_sums[step], ... If kHasOutliers, numbers above `threshold`
+// to[2 * step], ... The sum of each group goes to group_sums[0], group_sums[sums_step], ... If kHasOutliers, numbers above `threshold`
 // become 0, and the first kMostOutliers of them are written to `outliers`. Returns how many there are.
 template <bool kHasOutliers, typename T>
 int64_t write_integers(
     const T* row, int64_t size, int64_t group_size, float inverse, float threshold, int64_t step, uint32_t* to,
-    int32_t* group_sums, Outlier* outliers) {
+    int64_t sums_step, int32_t* group_sums, Outlier* outliers) {
     int64_t count = 0;
     const auto keep_outlier = [&](int64_t at) {
         if (count < kMostOutliers) outliers[count] = {static_cast<int32_t>(at), to_float(row[at])};
         count++;
     };
-    for (int64_t start = 0; start < size; start += group_size, group_sums += step) {
+    for (int64_t start = 0; start < size; start += group_size, group_sums += sums_step) {
         VecI sums = splat_int(0);
         int32_t group_sum = 0;
         const int64_t end = start + group_size;
@@ -125,8 +125,8 @@ int64_t write_integers(
 // Quantises `row` [size] to integers in [-127, 127], which `write_integers` writes, and outliers.
 template <typename T>
 QuantizedRow quantize_row(
-    const T* row, int64_t size, int64_t group_size, float factor, int64_t step, uint32_t* to, int32_t* group_sums,
-    Outlier* outliers) {
+    const T* row, int64_t size, int64_t group_size, float factor, int64_t step, uint32_t* to, int64_t sums_step,
+    int32_t* group_sums, Outlier* outliers) {
     VecF most[kVectors], broken[kVectors];  // `broken` becomes NaN if a number is not finite; then the whole result must be NaN
     for (int k = 0; k < kVectors; k++) most[k] = broken[k] = zero();
     int64_t i = 0;
@@ -158,13 +158,13 @@ QuantizedRow quantize_row(
     float threshold = largest(ordinary);
     if (largest_value == threshold || nothing != 0) {
         const float inverse = largest_value > 0 ? 127.0f / largest_value : 0.0f;
-        write_integers<false>(row, size, group_size, inverse, 0, step, to, group_sums, nullptr);
+        write_integers<false>(row, size, group_size, inverse, 0, step, to, sums_step, group_sums, nullptr);
         return {largest_value / 127.0f + nothing, 0};
     }
     for (;;) {
         const float range = std::max({threshold, largest_value * 1e-25f, 1e-30f});  // outliers can be divided by the scale
-        const int64_t num_outliers =
-            write_integers<true>(row, size, group_size, 127.0f / range, threshold, step, to, group_sums, outliers);
+        const int64_t num_outliers = write_integers<true>(
+            row, size, group_size, 127.0f / range, threshold, step, to, sums_step, group_sums, outliers);
         if (num_outliers <= kMostOutliers) return {range / 127.0f, static_cast<int32_t>(num_outliers)};
         threshold = magnitude_of_rank(row, size, kMostOutliers);
     }

@@ -341,6 +341,27 @@ static inline VecF gelu(VecF x) {
     return div(x, add(splat(1.0f), exponential(sub(zero(), twice_z))));
 }
 
+// GELU, x times the normal distribution function. The part of the distribution beyond |x| is e^(-x^2 / 2) times t p(t) with
+// t = 1 / (1 + 0.3 |x|). The polynomial p was fitted to it for |x| up to 13, with a relative error of at most 3e-7.
+static inline VecF gelu_exact(VecF x) {
+    const VecF size = max(sub(zero(), x), x);
+    const VecF t = div(splat(1.0f), fma(size, splat(0.3f), splat(1.0f)));
+    VecF p = fma(splat(0.0360364541f), t, splat(-0.15871419f));
+    p = fma(p, t, splat(0.20896551f));
+    p = fma(p, t, splat(-0.0560966432f));
+    p = fma(p, t, splat(0.129843771f));
+    p = fma(p, t, splat(0.0995229632f));
+    p = fma(p, t, splat(0.120816909f));
+    p = fma(p, t, splat(0.119625166f));
+    // the square in two parts, because the exponential would multiply a rounding error by the size of the square
+    const VecF square = mul(x, x), rest = fma(x, x, sub(zero(), square)), half = splat(-0.5f);
+    const VecF density = mul(exponential(mul(half, square)), fma(half, rest, splat(1.0f)));
+    return sub(max(zero(), x), mul(size, mul(mul(t, p), density)));
+}
+
+// NaN stays NaN.
+static inline VecF relu(VecF x) { return max(zero(), x); }
+
 // 2^x for x <= 127, to about 2 units in the last place; 2^0 is 1. Below -126 it is at most 2^-126; NaN stays NaN.
 static inline VecF power_of_2(VecF x) {
     VecF power;

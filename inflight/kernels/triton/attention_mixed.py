@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from inflight.kernels.triton.attention_tile import attend_keys, softmax_end, softmax_start
+from inflight.kernels.triton.attention_tile import attend_keys, keys_end, softmax_end, softmax_start
 
 ROWS_AT_ONCE = 256  # each program searches for the row of its tile, and compares so many rows at once
 LEAST_SHARED_BYTES = 99 << 10  # shared memory per program on sm_86 and sm_89, the supported GPUs that have the least
@@ -42,6 +42,7 @@ def attention_mixed_kernel(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -76,17 +77,16 @@ def attention_mixed_kernel(
     q = tl.load(query + at, mask=inside, other=0.0)
     positions = num_computed + token
 
-    # All queries of the tile see all keys in [unmasked_from, unmasked_to). The other keys in [first_key, end_key) need a mask,
-    # because only some queries see them.
+    # All queries of the tile see the keys in [unmasked_from, unmasked_to). The other keys in [first_key, end_key) need a mask.
     first_key = 0
     first_tile = 0
-    end_key = last_position + 1
+    end_key = keys_end(last_position, seq_len, WINDOW, IS_CAUSAL)
     unmasked_from = 0
-    unmasked_to = (first_position + 1) // BLOCK_N * BLOCK_N
+    unmasked_to = keys_end(first_position, seq_len, WINDOW, IS_CAUSAL) // BLOCK_N * BLOCK_N
     if WINDOW > 0:
         first_key = tl.maximum(first_position - WINDOW + 1, 0)
         first_tile = first_key // BLOCK_N * BLOCK_N
-        unmasked_from = tl.cdiv(tl.maximum(end_key - WINDOW, 0), BLOCK_N) * BLOCK_N
+        unmasked_from = tl.cdiv(tl.maximum(last_position + 1 - WINDOW, 0), BLOCK_N) * BLOCK_N
         unmasked_to = tl.maximum(unmasked_to, unmasked_from)
     keys = cache + head * BLOCK_SIZE * HEAD_DIM
     values = keys + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
@@ -97,7 +97,7 @@ def attention_mixed_kernel(
         end = tl.minimum(unmasked_from, end_key) if phase == 0 else unmasked_to if phase == 1 else end_key
         acc, largest, total = attend_keys(
             acc, largest, total, q, positions, start, end, first_key, end_key, keys, values, block_ids, block_stride,
-            scale, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, phase != 1,
+            scale, WINDOW, SOFT_CAP, IS_CAUSAL, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, phase != 1,
         )  # fmt: skip
     total = tl.where(total == 0.0, 1.0, total)  # queries that are padding may have seen no key
     acc = softmax_end(acc, largest, total, sinks, head * PER_HEAD + m % PER_HEAD, HAS_SINKS)
@@ -139,13 +139,15 @@ def attention_mixed(
     sliding_window: int | None,
     soft_cap: float | None,
     sinks: Tensor | None,
+    is_causal: bool = True,
     max_shared_bytes: int = LEAST_SHARED_BYTES,
 ) -> Tensor:
     """Computes the attention of the last tokens of each row. Their keys and values are already in the cache. Returns a tensor
     in the shape of `query`.
 
     query [num_tokens, num_heads, head_dim], contiguous. query_start_loc int32 [num_rows + 1]. If a token belongs to no row, its
-    output is not set. `max_shared_bytes`: see `tile_of`. For the other arguments see `attention_decode`.
+    output is not set. `is_causal`: see `AttentionParams`. `max_shared_bytes`: see `tile_of`. For the other arguments see
+    `attention_decode`.
     """
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]
@@ -173,6 +175,7 @@ def attention_mixed(
         WINDOW=sliding_window or 0,
         SOFT_CAP=soft_cap or 0.0,
         HAS_SINKS=sinks is not None,
+        IS_CAUSAL=is_causal,
         **constants,
         num_warps=num_warps,
         num_stages=num_stages,

@@ -45,17 +45,29 @@ def softmax_end(acc, largest, total, sinks, heads, HAS_SINKS: tl.constexpr):
 
 
 @triton.jit
+def keys_end(position, seq_len, WINDOW: tl.constexpr, IS_CAUSAL: tl.constexpr):
+    """The position behind the last key that a query at `position` sees."""
+    end = seq_len
+    if IS_CAUSAL:
+        end = position + 1
+    elif WINDOW > 0:
+        end = tl.minimum(position + WINDOW, seq_len)
+    return end
+
+
+@triton.jit
 def attend_keys(
     acc, largest, total, query, positions, first_tile, end_tile, first_key, end_key, keys, values, block_ids, block_stride,
-    scale, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+    scale, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, IS_CAUSAL: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Continues the softmax over the keys at `[first_tile, end_tile)`, BLOCK_N keys at a time.
 
-    query [BLOCK_M, BLOCK_D] at `positions` [BLOCK_M]. If MASKED, each query sees the keys that its position and WINDOW (0: no
-    window) allow, and only keys in `[first_key, end_key)` are read. If not MASKED, every query sees all keys, and `first_tile`
-    and `end_tile` are multiples of BLOCK_N. `keys`, `values`: pointers to the key head in block 0. `block_ids`: pointer to the
-    sequence's line of the block table. `scale`: the factor of the scores, above 0. SOFT_CAP: 0 if scores are not capped.
+    query [BLOCK_M, BLOCK_D] at `positions` [BLOCK_M]. If MASKED, each query sees the keys that its position, IS_CAUSAL and
+    WINDOW (0: no window) allow, and only keys in `[first_key, end_key)` are read. If not MASKED, every query sees all keys, and
+    `first_tile` and `end_tile` are multiples of BLOCK_N. `keys`, `values`: pointers to the key head in block 0. `block_ids`:
+    pointer to the sequence's line of the block table. `scale`: the factor of the scores, above 0. SOFT_CAP: 0 if scores are not
+    capped.
     """
     d = tl.arange(0, BLOCK_D)
     to_base_2 = (SOFT_CAP if SOFT_CAP > 0 else scale) * LOG2_E
@@ -81,7 +93,11 @@ def attend_keys(
         if SOFT_CAP > 0:
             scores = tanh(scores * (scale / SOFT_CAP))
         if MASKED:
-            visible = keep[None, :] & (n[None, :] <= positions[:, None])
+            visible = keep[None, :]
+            if IS_CAUSAL:
+                visible = visible & (n[None, :] <= positions[:, None])
+            elif WINDOW > 0:
+                visible = visible & (n[None, :] < positions[:, None] + WINDOW)
             if WINDOW > 0:
                 visible = visible & (n[None, :] > positions[:, None] - WINDOW)
             scores = tl.where(visible, scores, float("-inf"))

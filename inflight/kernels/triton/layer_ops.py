@@ -118,14 +118,29 @@ def cos_and_sin_kernel(
 
 
 @triton.jit
+def gelu(x):
+    """As `gelu_exact` of kernels/cpu/simd.h, where the numbers are from. 1 + erf(x) would lose the digits of a small sum."""
+    size = tl.abs(x)
+    t = 1.0 / (1.0 + 0.3 * size)
+    p = ((0.0360364541 * t - 0.15871419) * t + 0.20896551) * t - 0.0560966432
+    p = (((p * t + 0.129843771) * t + 0.0995229632) * t + 0.120816909) * t + 0.119625166
+    return tl.maximum(x, 0.0) - size * (t * p * tl.exp(-0.5 * x * x))
+
+
+@triton.jit
 def gated(gate, up, GATE: tl.constexpr):
     """`GATE`: see GATE_CODES. The tanh form of GELU, x / 2 * (1 + tanh(z)), is x * sigmoid(2z)."""
-    tl.static_assert(GATE == 1 or GATE == 2, "no kernel for this gate")
-    if GATE == 1:
-        z = gate
+    tl.static_assert(GATE == 1 or GATE == 2 or GATE == 4 or GATE == 5, "no kernel for this gate")
+    if GATE == 4:  # see kernels/swiglu_oai.py; NaN stays NaN
+        gate = tl.minimum(gate, 7.0, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -7.0, 7.0, propagate_nan=tl.PropagateNan.ALL) + 1.0
+        activated = gate / (1.0 + tl.exp(-1.702 * gate))
+    elif GATE == 5:
+        activated = gelu(gate)
     else:
-        z = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    return gate / (1.0 + tl.exp(-z)) * up
+        z = gate if GATE == 1 else 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+        activated = gate / (1.0 + tl.exp(-z))
+    return activated * up
 
 
 @triton.jit

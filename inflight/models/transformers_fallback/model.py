@@ -73,6 +73,8 @@ class TransformersForCausalLM(CausalLM):
         self, model_config: ModelConfig, context: LayerContext, stage: PipelineStage, checkpoint: Checkpoint
     ) -> None:
         nn.Module.__init__(self)
+        self.pooler = None
+        self.tower = None
         self.name = model_config.architecture.name
         self.vocab_size = model_config.architecture.vocab_size
         self.max_model_len = model_config.max_model_len

@@ -23,7 +23,7 @@ they need, at most half of the tokens that fit into the step at this point.
 import logging
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -74,6 +74,7 @@ class StepBudget:
             priority waits; infinite if there are no such prompts. `num_partial` does not count these prompts.
         waiting_priority: the priority number of the first waiting request; infinite if none can be admitted.
         part_costs: what the step spends on parts of requests, by kind.
+        fit_images: `EncoderInputs.fitting_tokens`; None if the model takes no images.
     """
 
     num_tokens: int
@@ -89,6 +90,7 @@ class StepBudget:
     yielding_priority: float = math.inf
     waiting_priority: float = math.inf
     part_costs: dict[str, int] = field(default_factory=dict)
+    fit_images: Callable[[Sequence[RequestPart], int, int], int] | None = None
 
     def prompt_tokens(self, prompt: Prompt, num_reserved: int, *, is_stream: bool = False) -> int:
         """Returns how many tokens of a prompt the step computes; may be 0.
@@ -116,6 +118,8 @@ class StepBudget:
         else:  # behind a long prompt of a higher priority `num_short_tokens` is 0, and a short prompt may have to wait
             must_move = not self.has_short_prompt and (self.num_short_tokens > 0 or not self.has_long_prompt)
         count = min(wanted, max(share, min(self.block_size, room) if must_move else 0))
+        if parts and self.fit_images is not None:
+            count = self.fit_images(parts, context, count)
         return fitting_tokens(parts, context, count, self.part_costs) if parts else count
 
     def add_prompt(self, prompt: Prompt, num_tokens: int) -> None:
@@ -254,12 +258,13 @@ class StepLimits:
             )  # fmt: skip
         return min((target - waited) / num_steps for num_steps, waited in longest_wait.items())
 
-    def planned(self, plan: SchedulerOutput) -> float:
-        """Record a planned step. Returns when it will end, on the clock of planned steps."""
+    def planned(self, plan: SchedulerOutput, encoder_seconds: float = 0.0) -> float:
+        """Record a planned step. Returns when it will end, on the clock of planned steps. `encoder_seconds`: how long it is
+        expected to encode images; infinite if that is not known."""
         if self.times is not None:
             load = load_of(plan)
-            self.predicted_seconds = self.times.seconds(load)
-            self._clock += self.predicted_seconds
+            self.predicted_seconds = self.times.seconds(load) + encoder_seconds
+            self._clock += self.predicted_seconds if encoder_seconds < math.inf else 0.0
             self._in_flight.append(load)
         return self._clock
 

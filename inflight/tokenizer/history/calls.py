@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from inflight.tokenizer.history.joining import text_of
+from inflight.tokenizer.history.joining import with_text_before
 from inflight.tokenizer.probes import Conversation, Message
 
 
@@ -56,4 +56,4 @@ def _key(value: object) -> object:
 def result_as_question(result: Message) -> dict[str, Any]:
     """The result of a tool as a message of the user, for templates that have no such role."""
     name = f" ({result['name']})" if result.get("name") else ""
-    return {"role": "user", "content": f"Tool result{name}: {text_of(result)}"}
+    return {"role": "user", "content": with_text_before(f"Tool result{name}: ", result)}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from inflight.tokenizer.content_parts import joined
+from inflight.tokenizer.content_parts import THINKING, joined, text_part
 from inflight.tokenizer.messages import REASONING_FIELDS, set_reasoning
 from inflight.tokenizer.probes import Message
 
@@ -30,7 +30,7 @@ def join(messages: Sequence[Message]) -> dict[str, Any]:
 
 
 def join_contents(contents: Sequence[Content]) -> Content:
-    """One text, with an empty line between two. If there is a thought among the parts, it is a list of parts."""
+    """One text, with an empty line between two. If there is a thought or an image among the parts, it is a list of parts."""
     filled = [content for content in contents if content]
     if len(filled) < 2:
         if filled:
@@ -38,18 +38,29 @@ def join_contents(contents: Sequence[Content]) -> Content:
         return next((content for content in contents if content is not None), None)
     if all(isinstance(content, str) or all(part["type"] == "text" for part in content) for content in filled):
         return "\n\n".join(content if isinstance(content, str) else joined(content) for content in filled)
-    return [part for content in filled for part in _as_parts(content)]
+    made: list[dict[str, Any]] = []
+    for content in filled:
+        made = _behind(made, _as_parts(content), "\n\n")
+    return made
 
 
-def text_of(message: Message) -> str:
-    """The text of a message, without thoughts."""
+def with_text_before(text: str, message: Message) -> Content:
+    """The content of a message without thoughts, behind this text. It is a list of parts if there are images."""
     content = message.get("content") or ""
     if isinstance(content, str):
-        return content
-    return joined([part for part in content if part["type"] == "text"])
+        return text + content
+    parts = [part for part in content if part["type"] != THINKING]
+    if all(part["type"] == "text" for part in parts):
+        return text + joined(parts)
+    return _behind([text_part(text)], parts, "")
+
+
+def _behind(before: list[dict[str, Any]], parts: list[dict[str, Any]], between: str) -> list[dict[str, Any]]:
+    """One list of both. Where a text follows a text, they become one, because templates write nothing between two parts."""
+    if not before or before[-1]["type"] != "text" or parts[0]["type"] != "text":
+        return [*before, *parts]
+    return [*before[:-1], text_part(f"{before[-1]['text']}{between}{parts[0]['text']}"), *parts[1:]]
 
 
 def _as_parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if not isinstance(content, str):
-        return content
-    return [{"type": "text", "text": content}]
+    return [text_part(content)] if isinstance(content, str) else content

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from inflight.tokenizer.call_arguments import (
@@ -12,20 +12,29 @@ from inflight.tokenizer.call_arguments import (
     readable_part,
     takes_cut_text,
 )
-from inflight.tokenizer.content_parts import joined, takes_parts
+from inflight.tokenizer.content_parts import joined, needs_parts, refuses_empty, takes_parts, text_part
 from inflight.tokenizer.history.absent_content import AbsentContent
 from inflight.tokenizer.history.calls import calls_of, has_calls, has_function
 from inflight.tokenizer.history.ids_and_names import IdsAndNames
 from inflight.tokenizer.history.thoughts import Thoughts
-from inflight.tokenizer.probes import Conversation, Message, TemplateProbe
+from inflight.tokenizer.image_parts import ImageParts
+from inflight.tokenizer.probes import Conversation, Message, PerRole, TemplateProbe
 
 
 class MessageFields:
-    def __init__(self, probe: TemplateProbe, *, loops: bool) -> None:
+    """
+    Attributes:
+        images: how the template writes images.
+    """
+
+    def __init__(self, probe: TemplateProbe, images: ImageParts, *, loops: bool) -> None:
         """`loops`: whether the template has a loop over a message's content. It counts where nothing else is found out."""
         self._probe = probe
+        self.images = images
         self._loops = loops
-        self._takes_parts: dict[str, bool] = {}  # by role
+        self._takes_parts = PerRole(self._find_parts)
+        self._needs_parts = PerRole(partial(needs_parts, probe.render))
+        self._refuses_empty = PerRole(partial(refuses_empty, probe.render))
         self._thoughts = Thoughts(probe)
         self._absent_content = AbsentContent(probe)
         self._ids_and_names = IdsAndNames(probe)
@@ -33,15 +42,19 @@ class MessageFields:
     def complete(self, conversation: Sequence[Message]) -> Conversation:
         found = []
         for given in conversation:
-            message = self._thoughts.complete({**given})
+            message = self.images.complete(self._thoughts.complete({**given}))
             content = message.get("content")
-            if isinstance(content, list) and not self.takes_parts(message["role"]) and not _has_thought(content):
+            if isinstance(content, list) and not self.takes_parts(message["role"]) and _is_text(content):
                 message["content"] = joined(content)
             if calls_of(message):
                 message["tool_calls"] = [
                     _complete_call(call) if has_function(call) else call for call in message["tool_calls"]
                 ]
-            found.append(self._absent_content.complete(message))
+            message = self._absent_content.complete(message)
+            content = message.get("content")
+            if isinstance(content, str) and self.needs_parts(message["role"], is_empty=not content):
+                message = {**message, "content": [text_part(content)]}
+            found.append(message)
         if has_calls(found):
             self._ids_and_names.complete(found)
             self._complete_arguments(found)
@@ -49,10 +62,16 @@ class MessageFields:
 
     def takes_parts(self, role: str) -> bool:
         """Whether the template writes the parts of a list in messages of this role."""
-        if role not in self._takes_parts:
-            written = takes_parts(self._probe.render, role)
-            self._takes_parts[role] = self._loops if written is None else written
-        return self._takes_parts[role]
+        return self._takes_parts(role)
+
+    def needs_parts(self, role: str, *, is_empty: bool) -> bool:
+        """Whether the template writes the text of messages of this role only if it is a part. An empty text stays one, if the
+        template does not refuse it."""
+        return self._needs_parts(role) and (not is_empty or self._refuses_empty(role))
+
+    def _find_parts(self, role: str) -> bool:
+        written = takes_parts(self._probe.render, role)
+        return self._loops if written is None else written
 
     @cached_property
     def needs_argument_text(self) -> bool:
@@ -91,5 +110,5 @@ def _complete_call(call: Message) -> dict[str, Any]:
     return {**call, "type": call.get("type") or "function", "function": {**call["function"]}}
 
 
-def _has_thought(parts: Sequence[Message]) -> bool:
-    return any(part["type"] != "text" for part in parts)
+def _is_text(parts: Sequence[Message]) -> bool:
+    return all(part["type"] == "text" for part in parts)

@@ -50,7 +50,7 @@ def _with_older_call(message: Message, call_id: str, where: str) -> dict[str, An
     made = {key: value for key, value in message.items() if key != _OLDER_CALL}
     function = message[_OLDER_CALL]
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise InvalidRequestError(f"{where} is {function!r}; it must be an object with 'name' and 'arguments'")
+        raise InvalidRequestError(f"{where} is {function!r}; it must be an object with 'name' and 'arguments'", where)
     calls = made.get("tool_calls") or []
     if function["name"] not in [call["function"].get("name") for call in calls_of(message)]:
         made["tool_calls"] = [*calls, {"id": call_id, "type": "function", "function": dict(function)}]

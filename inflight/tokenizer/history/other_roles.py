@@ -2,8 +2,9 @@
 out."""
 
 from functools import cached_property
+from typing import Any
 
-from inflight.tokenizer.history.joining import text_of
+from inflight.tokenizer.history.joining import with_text_before
 from inflight.tokenizer.probes import Conversation, Message, TemplateProbe, invented
 
 _KNOWN = frozenset({"system", "user", "assistant", "tool"})
@@ -46,5 +47,5 @@ class OtherRoles:
         return False
 
 
-def _as_question(message: Message) -> dict[str, str]:
-    return {"role": "user", "content": f"{message['role']}: {text_of(message)}"}
+def _as_question(message: Message) -> dict[str, Any]:
+    return {"role": "user", "content": with_text_before(f"{message['role']}: ", message)}

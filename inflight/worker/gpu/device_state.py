@@ -7,7 +7,7 @@ kernels/triton/step_state.py. The parts of the tensor:
     of the step, one element per token   input_ids, positions, token_slots
     of the step, one element per row     query_start_loc, seq_lens, slots
     of the step, one element per draw    logits_indices, draw_slots, draw_positions
-    of the slots                         last_tokens (drawn), columns (sampling parameters), block_tables,
+    of the slots                         last_tokens (drawn), columns (sampling parameters), block_tables, rope_deltas,
                                          history (the tokens of each slot; only penalties and bad words read it)
 
 Slot `max_num_seqs` is the dummy slot, which no request has. The padding of a step belongs to the dummy slot. The block table of
@@ -56,6 +56,7 @@ class StateSizes:
             "query_start_loc": (self.max_num_rows + 1,),
             **dict.fromkeys(("seq_lens", "slots", "logits_indices", "draw_slots", "draw_positions"), rows),
             "last_tokens": (num_slots,),
+            "rope_deltas": (num_slots,),
             "columns": (self.num_columns, num_slots),
             "block_tables": (self.num_groups, num_slots, self.max_blocks),
             "history": (num_slots, self.max_model_len),

@@ -215,7 +215,7 @@ class GraphModelRunner(Runner[DeviceStep, IntermediateTensors | None, DeviceStep
     def prepare_inputs(self, plan: SchedulerOutput) -> DeviceStep:
         with self._timeline.span(plan.step_id, "prepare"):
             batch, inputs = self._apply_plan(plan)
-            parts = self._parts.prepare(plan, inputs, batch) if self._parts.slots else None
+            parts = self._parts.prepare(plan, inputs, batch) if self._parts.slots or plan.encoder_inputs else None
             slots = plan.slots[inputs.sampling_rows]
             shape = self._shape(plan, inputs, has_parts=parts is not None)
             rows = self._sampling_state.take(slots) if self._draws else None

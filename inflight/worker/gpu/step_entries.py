@@ -1,6 +1,6 @@
 """`StepEntries`: turns a plan (the scheduler's output) into entries (destination, value), which update the `DeviceState`.
 
-    tables    block tables
+    tables    block tables, and rope_deltas of new requests
     rows      tokens, positions, slots, lengths, padding
     drawn     inputs that were drawn on the device: (destination, source)
     draws     slots and positions of the draws
@@ -97,7 +97,7 @@ class StepEntries:
         return self._start[part] + np.arange(len(values)), values.astype(np.int32, copy=False)
 
     def tables(self, plan: SchedulerOutput) -> list[Column]:
-        """The entries of the block tables."""
+        """The entries of the block tables, and what the positions of new requests are moved by."""
         found: list[Column] = []
         num_slots = self._sizes.max_num_seqs + 1
         width = self._sizes.max_blocks
@@ -111,6 +111,10 @@ class StepEntries:
             for data in plan.new_requests:
                 block_ids = data.block_ids[group]
                 found.append((start + data.slot * width + np.arange(len(block_ids)), block_ids))
+        if plan.new_requests:
+            slots = np.array([data.slot for data in plan.new_requests], dtype=np.int64)
+            deltas = [sum(part.rope_delta for part in data.parts) for data in plan.new_requests]
+            found.append((self._start["rope_deltas"] + slots, np.array(deltas, dtype=np.int32)))
         return found
 
     def _rows(self, plan: SchedulerOutput, inputs: StepInputs, shape: StepShape) -> list[Column]:

@@ -122,9 +122,8 @@ class StepPrograms:
         if hidden is None:
             return
         if request_parts is not None:
-            request_parts.read(hidden, self._model.compute_logits)
-        if step.rows is None:
-            hidden = hidden.index_select(0, indices)
+            request_parts.read(hidden, self._model)
+        hidden = hidden.index_select(0, indices) if step.rows is None else hidden[: len(indices)]
         if num_draws:
             self._model.compute_logits(hidden, out=self.logits[:num_draws])
 
@@ -169,6 +168,8 @@ class StepPrograms:
     ) -> ModelStep:
         ids = self._parts["input_ids"][:num_tokens]
         positions = self._parts["positions"][:num_tokens]
+        if self._config.model.architecture.vision is not None:
+            positions = positions + self._parts["rope_deltas"][self._parts["token_slots"][:num_tokens]]
         intermediate = None if self.received is None else self.received.first(num_tokens)
         return ModelStep(ids, positions, metadata, rows, intermediate=intermediate)
 

@@ -8,9 +8,10 @@ from torch import Tensor
 from inflight.interface.prompt_logprobs import PromptLogprobsPart, PromptLogprobsResult
 from inflight.interface.request import LogprobsColumns
 from inflight.interface.step import SchedulerOutput
+from inflight.models.causal_lm import CausalLM
 from inflight.sample.logprobs import LogprobsTensors, gather_logprobs
 from inflight.worker.input_batch import InputBatch, StepInputs
-from inflight.worker.parts.reader import ComputeLogits, Found, PartReader, PartWork, prompt_rows
+from inflight.worker.parts.reader import Found, PartReader, PartWork, prompt_rows
 
 MAX_ROWS = 256  # the most rows of logits in memory at once
 
@@ -40,14 +41,14 @@ class PromptLogprobsReader(PartReader):
                 arrays=(batch.token_ids[slot, start:stop].copy(),),
             )
 
-    def read(self, hidden: Tensor, work: PartWork, arrays: Sequence[Tensor], compute_logits: ComputeLogits) -> Found:
+    def read(self, hidden: Tensor, work: PartWork, arrays: Sequence[Tensor], model: CausalLM) -> Found:
         assert isinstance(work.part, PromptLogprobsPart)
         (targets,) = arrays
         found: Found = []
         for i in range(0, len(targets), MAX_ROWS):
             wanted = targets[i : i + MAX_ROWS]
             first = work.first_token + i
-            logits = compute_logits(hidden[first : first + len(wanted)])
+            logits = model.compute_logits(hidden[first : first + len(wanted)])
             found.append(gather_logprobs(logits, wanted, work.part.num_logprobs))
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,10 +13,11 @@ from inflight.config.pipeline_stage import PipelineStage
 from inflight.interface.parts import PartResult, RequestPart
 from inflight.interface.request import Int32Array
 from inflight.interface.step import SchedulerOutput
-from inflight.models.causal_lm import ModelStep
+from inflight.models.causal_lm import CausalLM, ModelStep
 from inflight.worker.input_batch import InputBatch, StepInputs
 
-ComputeLogits = Callable[[Tensor], Tensor]
+NO_ROW = -1  # `PartWork.row` of work that belongs to the whole step
+
 # What a reader has found, on the device: tensors, in any number of pieces
 Found = list[tuple[Tensor, ...]]
 
@@ -27,7 +28,7 @@ class PartWork:
     are at [start, start + num_tokens) of the request.
 
     Attributes:
-        row: of the plan.
+        row: of the plan; NO_ROW if the work belongs to no request. Then it has no tokens.
         slot: of the request.
         arrays: what the reader needs on the device. The runner uploads them.
     """
@@ -57,6 +58,7 @@ class PartReader(ABC):
     """
 
     kind: str
+    reads_hidden = True  # whether `read` needs the hidden states of the work's tokens
 
     def __init__(self) -> None:
         self.parts: dict[int, RequestPart] = {}
@@ -65,6 +67,9 @@ class PartReader(ABC):
     def is_on(stage: PipelineStage) -> bool:
         """Whether the ranks of a pipeline stage have this reader. The last stage has the hidden states behind the last norm."""
         return stage.is_last
+
+    def bind(self, model: CausalLM) -> None:
+        """Called once, before the first step. `model`: the layers of this stage."""
 
     def add(self, slot: int, part: RequestPart) -> None:
         """A request with this part has got the slot. If it had the slot before, it begins again."""
@@ -79,19 +84,20 @@ class PartReader(ABC):
         """What to do in this step. Rows with drafts have no work, because it is not yet known which tokens they compute."""
 
     def extend(self, step: ModelStep, work: PartWork, arrays: Sequence[Tensor]) -> ModelStep:
-        """Changes the input of the model. By default the hidden states of all tokens are asked for.
+        """Changes the input of the model, beside the hidden states that are asked for. By default nothing.
 
         Args:
             arrays: `work.arrays` on the device.
         """
-        return step._replace(rows=None)
+        return step
 
-    def read(self, hidden: Tensor, work: PartWork, arrays: Sequence[Tensor], compute_logits: ComputeLogits) -> Found:
+    def read(self, hidden: Tensor, work: PartWork, arrays: Sequence[Tensor], model: CausalLM) -> Found:
         """Computes what comes of the step.
 
         Args:
-            hidden: the hidden states of all tokens of the step, if `extend` has asked for them.
-            compute_logits: hidden states -> logits. All ranks of the stage must call it equally often.
+            hidden: hidden states of the step. Those of the work's tokens begin at `work.first_token`, which counts only the
+                tokens whose hidden states were computed.
+            model: the stage that has computed them. All ranks of the stage must call its `compute_logits` equally often.
         """
         return []
 

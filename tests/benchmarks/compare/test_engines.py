@@ -32,6 +32,8 @@ def test_a_model_is_converted_once_and_whole(tmp_path: Path, monkeypatch: pytest
     assert engine.convert(folder) == engine.convert(folder) == tmp_path / "tiny-q4_0.gguf"
     assert log.read_text() == "once"
     assert Engine("inflight", "int4", Path(sys.executable)).convert(folder) == folder
+    file = tmp_path / "model.gguf"  # which both engines read
+    assert Engine("llamacpp", "gguf", Path(sys.executable)).model_path(file) == file
 
 
 def test_a_peer_without_an_environment_is_named(tmp_path: Path) -> None:

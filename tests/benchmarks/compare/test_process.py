@@ -47,7 +47,7 @@ def test_an_engine_that_waits_is_stopped(tmp_path: Path) -> None:
         assert process.run(Workload("prefill", 2, 100, 1)) == 100.0
         assert process.peak_bytes() == 123
         assert state_of(process) == "T"
-        with pytest.raises(SystemExit, match=r"llamacpp q8_0 produced 6 tokens of 7 in short"):
+        with pytest.raises(SystemExit, match=r"produced 6 .*of 7 "):
             process.run(Workload("short", 1, 1, 7))
     assert process._process.poll() == 0
     with EngineProcess(Engine("llamacpp", "q8_0", python), settings) as process:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.quality.accuracy import LogitsError, relative_error
+from benchmarks.quality.accuracy import LogitsError, Truth, engine_args_for, logits_of, relative_error
 from benchmarks.quality.task_accuracy import Loss
+from benchmarks.shared.observed_engine import ObservedEngine
+from inflight.hub import EMBEDDED_MODEL
 
 
 def test_errors_of_logits() -> None:
@@ -17,6 +19,14 @@ def test_errors_of_logits() -> None:
     assert (
         moved.relative == relative_error(truth, torch.tensor([[4.0, 0.0, 0.0], [4.0, 3.0, 0.0]])) == pytest.approx(0.8)
     )
+
+
+def test_logits_are_those_of_every_position() -> None:
+    prompts = [list(range(5, 45)), list(range(9, 14))]  # the first takes two steps
+    with ObservedEngine(engine_args_for(EMBEDDED_MODEL, prompts, {})) as engine:
+        found = logits_of(engine, prompts)
+    truth = Truth(EMBEDDED_MODEL, prompts).logits
+    assert found.shape == truth.shape and relative_error(truth, found) < 0.05
 
 
 def test_losses_are_paired() -> None:

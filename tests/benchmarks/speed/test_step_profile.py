@@ -44,3 +44,13 @@ def test_the_parts_of_a_step_need_what_the_step_needs() -> None:
     assert sum(prefill.values()) == pytest.approx(
         whole, rel=0.01
     )  # but for the head, which reads its weights for one row
+
+
+def test_the_least_time_of_experts_is_that_of_those_which_are_read() -> None:
+    mixture = parse_architecture({"architectures": ["Qwen3MoeForCausalLM"], **SHAPES["moe-a"].fields})
+    one, many = (
+        least_seconds(mixture, MACHINE, "bf16", tokens=count, rows=count, prompt=10)["experts"] for count in (1, 64)
+    )
+    weights = 16 * 1024 * (8 * 3 * 384 + 64)  # of the chosen experts and the router
+    assert one == pytest.approx(2 * weights / MACHINE.bandwidth)
+    assert 7 * one < many < 8 * one

@@ -37,6 +37,7 @@ class Case:
     soft_cap: float | None = None
     has_sinks: bool = False
     value_dim: int | None = None  # if given, values are the first so many elements of the keys
+    is_causal: bool = True
 
     @property
     def spec(self) -> KVCacheSpec:
@@ -67,6 +68,7 @@ def cases(draw: st.DrawFn) -> Case:
         padding=draw(st.sampled_from([0, 4, 64, 100])),
         steps=tuple(draw(st.lists(st.tuples(*[lengths] * num_sequences).filter(any), min_size=1, max_size=4))),
         seed=draw(st.integers(0, 2**31)),
+        is_causal=draw(st.booleans()),
     )
 
 
@@ -80,7 +82,9 @@ class World:
         self.generator = torch.Generator().manual_seed(case.seed)
         # as large as the scores of many keys together
         sinks = (3 + 3 * self._draw(case.num_kv_heads * case.per_head)).float() if case.has_sinks else None
-        self.params = AttentionParams(1 / math.sqrt(case.head_dim), case.window, case.soft_cap, sinks, case.value_dim)
+        self.params = AttentionParams(
+            1 / math.sqrt(case.head_dim), case.window, case.soft_cap, sinks, case.value_dim, case.is_causal
+        )
         totals = np.sum(case.steps, axis=0)
         self.computed = np.zeros(len(totals), dtype=np.int32)
         blocks_each = -(-totals // case.block_size)
@@ -166,6 +170,7 @@ class World:
             sliding_window=self.case.window,
             soft_cap=self.case.soft_cap,
             sinks=self.params.sinks,
+            is_causal=self.case.is_causal,
         )[..., : self.case.value_dim]
 
     def run(self) -> float:

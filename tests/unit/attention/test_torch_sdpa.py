@@ -53,8 +53,11 @@ def test_every_dtype(dtype: torch.dtype, window: int | None) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("soft_cap", "has_sinks"), [(0.5, False), (None, True), (0.5, True)])
 def test_soft_cap_and_sinks(dtype: torch.dtype, window: int | None, soft_cap: float | None, has_sinks: bool) -> None:
-    case = dataclasses.replace(CASE, dtype=dtype, window=window, soft_cap=soft_cap, has_sinks=has_sinks)
-    assert world(case).run() < {torch.bfloat16: 2e-2, torch.float32: 1e-5}[dtype]
+    for is_causal in (True, False):
+        case = dataclasses.replace(
+            CASE, dtype=dtype, window=window, soft_cap=soft_cap, has_sinks=has_sinks, is_causal=is_causal
+        )
+        assert world(case).run() < {torch.bfloat16: 2e-2, torch.float32: 1e-5}[dtype]
 
 
 @pytest.mark.parametrize("window", [None, 6])
@@ -62,11 +65,14 @@ def test_values_that_are_elements_of_the_keys(window: int | None) -> None:
     assert world(dataclasses.replace(CASE, value_dim=10, window=window)).run() < 1e-5
 
 
+@pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("window", [None, 90, 300])
-def test_chunks_longer_than_a_piece(window: int | None, dtype: torch.dtype) -> None:
+def test_chunks_longer_than_a_piece(window: int | None, dtype: torch.dtype, is_causal: bool) -> None:
     steps = ((2 * PIECE_TOKENS + 3, 5), (1, PIECE_TOKENS + 40), (20, 1))
-    case = dataclasses.replace(CASE, steps=steps, window=window, block_size=16, num_layers=1, dtype=dtype)
+    case = dataclasses.replace(
+        CASE, steps=steps, window=window, block_size=16, num_layers=1, dtype=dtype, is_causal=is_causal
+    )
     assert world(case).run() < (2e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
@@ -100,7 +106,7 @@ def test_metadata_keeps_no_reference_to_its_inputs() -> None:
     assert truth.run() == staged.run() < 1e-5
 
 
-class CallsOfAttention(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class CallsOfAttention(TorchFunctionMode):
     """Counts the calls of `scaled_dot_product_attention`."""
 
     count = 0

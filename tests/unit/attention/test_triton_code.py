@@ -69,7 +69,7 @@ def mixed(capability: int, head_dim: int, per_head: int, cache: str = "*bf16", *
         "attention_mixed",
         "attention_mixed_kernel",
         {**arguments, "scale": "fp32"},
-        {"WINDOW": 0, "SOFT_CAP": 0.0, "HAS_SINKS": False, **constants, **more},
+        {"WINDOW": 0, "SOFT_CAP": 0.0, "HAS_SINKS": False, "IS_CAUSAL": True, **constants, **more},
         *(capability, warps, stages),
     )
 
@@ -89,6 +89,7 @@ FLOAT8 = "*fp8e4nv"
 USUAL = [
     *(decode(90, 128, 16), decode(80, 64, 16, **WINDOW), decode(89, 128, 4, FLOAT8)),
     *(mixed(90, 128, 4), mixed(80, 128, 4, **WINDOW), mixed(90, 64, 4)),
+    mixed(90, 64, 1, IS_CAUSAL=False, **WINDOW),
     *(rotary_kv(80, 64, "*bf16"), rotary_kv(89, 128, FLOAT8)),
 ]
 # For each tile the GPU that has the least shared memory for it, and of the kernels for it the one that needs most

@@ -54,6 +54,7 @@ FEATURES: dict[str, list[Any]] = {
     "kv_cache_dtype": [None, FLOAT8],
     "soft_cap": [None, 0.7],
     "has_sinks": [False, True],
+    "is_causal": [True, False],
 }
 
 
@@ -92,6 +93,7 @@ def shapes(draw: st.DrawFn) -> Case:
         seed=draw(st.integers(0, 2**31)),
         soft_cap=draw(st.sampled_from([None, 0.7, 50.0])),
         has_sinks=draw(st.booleans()),
+        is_causal=draw(st.booleans()),
     )
 
 
@@ -206,10 +208,14 @@ def test_large_heads() -> None:
     assert World(case, triton_backend()).run() < 1e-5
 
 
+@pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("window", [None, 45])
-def test_a_row_is_the_same_bit_for_bit_in_any_mixed_batch(window: int | None) -> None:
-    """Whole, in chunks, as a single token, and beside other rows: as long as one row of the batch has several tokens."""
-    case = dataclasses.replace(CASE, window=window, head_dim=32, num_kv_heads=1, soft_cap=0.7, has_sinks=True)
+def test_a_row_is_the_same_bit_for_bit_in_any_mixed_batch(window: int | None, is_causal: bool) -> None:
+    """Whole, in chunks, as a single token, and beside other rows: as long as one row of the batch has several tokens. A row
+    that is not causal is whole."""
+    case = dataclasses.replace(
+        CASE, window=window, head_dim=32, num_kv_heads=1, soft_cap=0.7, has_sinks=True, is_causal=is_causal
+    )
     total = 100
     generator = torch.Generator().manual_seed(1)
     queries = torch.randn(total, 3, 32, generator=generator)
@@ -235,6 +241,9 @@ def test_a_row_is_the_same_bit_for_bit_in_any_mixed_batch(window: int | None) ->
         return torch.cat(results)
 
     truth = outputs([total], ())
+    if not is_causal:
+        assert torch.equal(outputs([total], (7, 2)), truth)
+        return
     assert torch.equal(outputs([60, 1, 38, 1], (7, 2)), truth)
     assert torch.equal(outputs([3, 97], ()), truth)
 

@@ -47,7 +47,7 @@ def test_no_driver() -> None:
     def open_library(name: str) -> ctypes.CDLL:
         return ctypes.CDLL(f"{name}.that-is-not-there")
 
-    with pytest.raises(ConfigError, match=r"there is no NVIDIA driver: .*cannot open shared object.*docker run --gpus"):
+    with pytest.raises(ConfigError, match=r"no NVIDIA driver.*cannot open.*docker run"):
         read_cuda_facts(open_library)
 
 

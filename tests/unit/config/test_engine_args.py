@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from inflight.config.engine_args import MAX_LOCAL_REPLICAS, EngineArgs
+from inflight.config.engine_args import EngineArgs
+from inflight.config.replica_conflicts import MAX_LOCAL_REPLICAS
 from inflight.errors import ConfigError
 from inflight.setting import settings_of
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inflight.config.architecture import GELU_TANH, SIGMOID
-from inflight.config.experts import HIGHEST, TWO_HIGHEST, MoeSpec, RouterSpec, share_read
+from inflight.config.experts import HIGHEST, SPARSE_MIXER, TWO_HIGHEST, MoeSpec, RouterSpec, share_read
 from inflight.config.parse_architecture import parse_architecture
 from inflight.errors import UnsupportedModelError
 from tests.support.model_zoo import FAMILY_CONFIGS
@@ -76,7 +76,23 @@ def test_deepseek_and_glm() -> None:
     assert (spec.router.has_choice_bias, spec.router.sum_offset, spec.router.scale) == (True, 1e-6, 1.5)
     assert (specs("qwen3_next", config=2)[0].shared_size, specs("qwen3_next", config=2)[1].kind) == (48, "gated")
     assert specs("qwen3_5_moe")[0].router.renormalizes and not specs("qwen3_next", config=3)[1].router.renormalizes
+    router = RouterSpec(top_k=2, scoring=SPARSE_MIXER, jitter=0.3)
+    assert specs("phimoe")[0] == MoeSpec(num_experts=6, size=112, router=router)
+    spec = specs("hunyuan_v1_moe", num_experts=[6, 6], moe_topk=[2, 2], num_shared_expert=[1, 1], use_cla=False)[0]
+    assert spec == MoeSpec(num_experts=6, size=112, router=RouterSpec(top_k=2, renormalizes=True), shared_size=112)
+    both = specs("gemma4", 3)[0]
+    assert (both.dense.size, both.dense.activation, both.moe.activation) == (112, GELU_TANH, GELU_TANH)
+    assert both.moe.router == RouterSpec(top_k=3, renormalizes=True, has_expert_scale=True)
+    assert (both.moe.num_experts, both.moe.size, both.num_features) == (8, 32, 3 * (112 + 3 * 32) + 8)
+    assert both.num_features_read(1000) == pytest.approx(3 * (112 + 8 * 32) + 8)
+    assert [size for size in (1, 2, 3, 32) if both.fits(size)] == [1, 2]
     kinds = ["sparse", "dense", "sparse"]
+    spec = specs("ernie4_5_moe")[0]
+    assert spec.router == RouterSpec(top_k=3, renormalizes=True, has_choice_bias=True, choice_bias_is_row=True)
+    assert (spec.num_experts, spec.size, spec.shared_size) == (8, 32, 64)
+    assert [each.kind for each in specs("ernie4_5_moe", 1)] == ["gated", "moe"] * 2 + ["gated"] * 2
+    assert specs("ernie4_5_moe", 1)[1].shared_size == 0
+    assert [each.kind for each in specs("ernie4_5_moe", moe_layer_end_index=-1)] == ["moe"] * 2
     found = specs("glm4_moe_lite", mlp_layer_types=kinds, first_k_dense_replace=None)
     assert [each.kind for each in found] == ["moe", "gated", "moe"]
 
@@ -117,6 +133,23 @@ def test_deepseek_and_glm() -> None:
         ("glm4_moe_lite", 0, {"mlp_layer_types": ["dense"] * 2}, "mlp_layer_types=.* must have num_hidden_layers=3"),
         ("glm4_moe_lite", 0, {"mlp_layer_types": ["moe"] * 3}, "each of them dense or sparse"),
         ("glm4_moe_lite", 0, {"first_k_dense_replace": 2}, "first_k_dense_replace=2 contradicts mlp_layer_types"),
+        ("phimoe", 0, {"num_experts_per_tok": 3}, "num_experts_per_tok=3 is not supported.*2 is"),
+        ("phimoe", 0, {"tie_word_embeddings": True}, "lm_head_bias=True with tie_word_embeddings=True"),
+        ("phimoe", 0, {"router_jitter_noise": 0}, "router_jitter_noise=0 is not a positive number"),
+        ("hunyuan_v1_moe", 0, {"moe_topk": [2, 3]}, r"moe_topk=\[2, 3\] is not supported; one number"),
+        ("hunyuan_v1_moe", 0, {"moe_topk": 7}, "moe_topk=7 is more than the number of experts, 6"),
+        ("hunyuan_v1_moe", 0, {"moe_intermediate_size": [64, 64]}, "moe_intermediate_size=64 is not supported.*112 is"),
+        ("hunyuan_v1_moe", 0, {"num_shared_expert": 2}, "num_shared_expert=2 is not supported.*1 is"),
+        ("hunyuan_v1_moe", 0, {"use_cla": True}, "use_cla=True"),
+        ("hunyuan_v1_moe", 0, {"use_qk_norm": False}, "use_qk_norm=False"),
+        ("hunyuan_v1_moe", 0, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'"),
+        ("ernie4_5_moe", 0, {"use_bias": True}, "use_bias=True is not supported.*False is"),
+        ("ernie4_5_moe", 0, {"use_bias": None}, "use_bias=null"),
+        ("ernie4_5_moe", 0, {"moe_norm_min": 0.1}, "moe_norm_min=0.1"),
+        ("ernie4_5_moe", 0, {"moe_k": 9}, "moe_k=9 is more than the number of experts, 8"),
+        ("ernie4_5_moe", 0, {"moe_num_experts": None}, "moe_num_experts is missing"),
+        ("ernie4_5_moe", 0, {"moe_layer_end_index": -2}, "moe_layer_end_index=-2"),
+        ("ernie4_5_moe", 0, {"moe_layer_interval": 0}, "moe_layer_interval=0"),
         ("glm4_moe", 0, {"num_experts_per_tok": 9}, "num_experts_per_tok=9 is more than the number of experts, 8"),
     ],
 )

@@ -14,12 +14,14 @@ from transformers import CONFIG_MAPPING
 from inflight.config import families
 from inflight.config.architecture import GELU_TANH, SILU, SWIGLU_OAI, ModelArchitecture, NormNames, TokenInputsSpec
 from inflight.config.experts import MoeSpec, RouterSpec
-from inflight.config.families import FAMILIES
+from inflight.config.families import ENCODERS, FAMILIES, VISION_FAMILIES
 from inflight.config.families.family import Family
 from inflight.config.families.gemma2 import scale_from_gguf
 from inflight.config.mixers import HEAD, WHOLE, GatedDeltaSpec, LatentAttentionSpec, RopeConfig, ShortConvSpec
 from inflight.config.parse_architecture import parse_architecture
+from inflight.config.whole_prompts import is_causal
 from inflight.errors import UnsupportedModelError
+from tests.support.encoders import ENCODER_CONFIGS
 from tests.support.model_zoo import FAMILY_CONFIGS
 
 BASE: dict[str, Any] = {
@@ -50,7 +52,12 @@ def test_the_page_knows_each_family_and_its_lines() -> None:
     written = {name: (int(lines), file) for name, lines, file in row.findall((root / "docs/models.md").read_text())}
     files = {
         family.architecture: f"inflight/config/families/{module}.py"
-        for module, family in zip(families.NAMES, FAMILIES, strict=True)
+        for modules, of_kind in (
+            (families.NAMES, FAMILIES),
+            (families.ENCODER_NAMES, ENCODERS),
+            (families.VISION_NAMES, VISION_FAMILIES),
+        )
+        for module, family in zip(modules, of_kind, strict=True)
     }
     true = {name: (len((root / file).read_text().splitlines()), file) for name, file in files.items()}
     wrong = [f"`{name}`: [{true[name][0]}](../{true[name][1]})" for name in true if written.get(name) != true[name]]
@@ -64,6 +71,38 @@ def test_every_family_is_in_the_zoo() -> None:
         f"FAMILY_CONFIGS of tests/support/model_zoo.py lacks {types - set(FAMILY_CONFIGS)}, and has without a family "
         f"{set(FAMILY_CONFIGS) - types}"
     )
+
+
+def test_every_encoder_is_in_its_zoo() -> None:
+    assert {family.model_type for family in ENCODERS} == ENCODER_CONFIGS.keys() - {"gemma3"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "problem"),
+    [
+        ("bert", {"is_decoder": True}, "is_decoder=true is not supported"),
+        (
+            "bert",
+            {"position_embedding_type": "relative_key"},
+            "position_embedding_type='relative_key' is not supported",
+        ),
+        ("bert", {"hidden_act": "gelu_10"}, "hidden_act='gelu_10' is not supported; supported are silu"),
+        ("roberta", {"max_position_embeddings": 2}, "leaves no position, because the first 2 are not used"),
+        ("nomic_bert", {"is_decoder": True}, "is_decoder=true"),
+    ],
+)
+def test_encoders_that_are_refused(model_type: str, fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=problem):
+        parse(model_type, **fields)
+
+
+def test_a_decoder_that_sees_both_directions_is_an_encoder() -> None:
+    model = parse("qwen3", is_causal=False, head_dim=16)
+    assert (is_causal(model), model.has_head, model.unread[-1]) == (False, False, "lm_head.")
+    windowed = parse("gemma3_text", use_bidirectional_attention=True, sliding_window=9, num_hidden_layers=7)
+    assert windows(windowed) == [5] * 5 + [None, 5]  # half of it on each side
+    assert (is_causal(windowed), windowed.has_head) == (False, False)
+    assert is_causal(parse("qwen3", is_causal=True, head_dim=16))
 
 
 def test_gemma2() -> None:
@@ -101,7 +140,7 @@ def test_a_wrapper_of_several_families() -> None:
     config: dict[str, Any] = {"model_type": "mistral3", "text_config": text}
     assert parse_architecture(config).name == "Ministral3ForCausalLM"
     assert parse_architecture({**config, "text_config": {**text, "model_type": "mistral"}}).name == "MistralForCausalLM"
-    with pytest.raises(UnsupportedModelError, match="model_type='llama' is not supported in Mistral3ForConditional"):
+    with pytest.raises(UnsupportedModelError, match=r"model_type='llama' .*Mistral3ForConditional"):
         parse_architecture({**config, "text_config": {**text, "model_type": "llama"}})
 
 
@@ -153,6 +192,9 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {**_MOE_SIZES, "shared_expert_intermediate_size": 48},
     "lfm2_moe": {**_MOE_SIZES, "layer_types": ["conv", "full_attention"] * 6},
     "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
 }
 
 
@@ -194,6 +236,7 @@ NO_BIAS = (
     "ministral3",
     "lfm2",
     "lfm2_moe",
+    "ernie4_5_moe",
 )  # they have no field `attention_bias`
 ONE_BIAS = ("glm", "glm4", "glm4_moe")  # on queries, keys and values only
 MLP_BIAS = ("llama", "granite", "smollm3", "minicpm3", "deepseek_v2")
@@ -371,7 +414,11 @@ def test_qwen3_5_has_attention_in_every_fourth_layer() -> None:
     model = parse("qwen3_5_text", num_hidden_layers=5, head_dim=32, rope_parameters=rope)
     assert [layer.attention is None for layer in model.layers] == [True, True, True, False, True]
     (attention,) = model.attentions
-    assert attention.rope == RopeConfig(theta=1e7, rotary_dim=8) and attention.has_gate and attention.qk_norm == HEAD
+    assert (
+        attention.rope == RopeConfig(theta=1e7, rotary_dim=8, mrope_section=(1, 1, 2), mrope_interleaved=True)
+        and attention.has_gate
+        and attention.qk_norm == HEAD
+    )
     recurrence = GatedDeltaSpec(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, kernel_size=4)
     assert model.recurrences == [recurrence] * 4
     assert recurrence.num_features == 2 * (16 * 128 + 32 * 128 + 32) + 32 * 128
@@ -407,7 +454,8 @@ def test_qwen3_5_has_attention_in_every_fourth_layer() -> None:
         ("qwen3_5_moe_text", EXPERTS["qwen3_moe"], "shared_expert_intermediate_size is missing"),
         ("lfm2", {"conv_L_cache": 1}, "conv_L_cache=1 is not supported; at least 2 is"),
         ("lfm2", {"full_attn_idxs": []}, "there must be a full_attention"),
-        ("gemma4_text", {"enable_moe_block": True}, "Inflight's own code has no mixtures of experts"),
+        ("gemma4_text", {"enable_moe_block": True}, "num_experts is missing"),
+        ("gemma4_text", {"enable_moe_block": True, **_MOE_SIZES}, "top_k_experts is missing"),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all' is not supported"),
         ("gemma4_text", {"num_kv_shared_layers": 4}, "leaves no layer of each kind in layer_types"),
         ("gemma4_text", {"num_kv_shared_layers": -1}, "num_kv_shared_layers=-1 is not an integer of at least 0"),

@@ -70,7 +70,7 @@ def test_an_mlp(name: str, activation: str) -> None:
     if activation == SILU:
         assert fields(hidden_act=name).silu_mlp() == GatedMlpSpec(size=96)
     else:
-        with pytest.raises(UnsupportedModelError, match=f"hidden_act='{name}' is not supported by Inflight's own"):
+        with pytest.raises(UnsupportedModelError, match=f"hidden_act='{name}'"):
             fields(hidden_act=name).silu_mlp()
 
 
@@ -156,5 +156,5 @@ def test_what_all_architectures_have() -> None:
 )
 def test_names_of_dtypes(given: dict[str, Any], dtype: str) -> None:
     assert parse_dtype(fields(**given)) == dtype
-    with pytest.raises(UnsupportedModelError, match="dtype='int8' is not supported; supported are float32, "):
+    with pytest.raises(UnsupportedModelError, match=r"dtype='int8' .*float32, "):
         parse_dtype(fields(dtype="int8"))

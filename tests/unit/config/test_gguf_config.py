@@ -240,7 +240,7 @@ def test_keys_that_change_nothing_or_have_a_default(
 )
 def test_keys_that_would_change_the_result(tmp_path: Path, metadata: dict[str, Any]) -> None:
     (key,) = metadata
-    with pytest.raises(UnsupportedModelError, match=f"{key}=.* is not supported; it could change the result"):
+    with pytest.raises(UnsupportedModelError, match=f"{key}="):
         config_of(tmp_path, metadata)
 
 

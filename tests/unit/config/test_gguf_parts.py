@@ -110,14 +110,10 @@ def test_a_missing_or_foreign_part_is_named(
 
 def test_only_the_first_part_is_a_model(tmp_path: Path) -> None:
     paths = write_parts(tmp_path, METADATA, TENSORS, 3)
-    with pytest.raises(
-        CheckpointError, match=r"is part 2 of 3 of a model; give the first part, .*-00001-of-00003\.gguf"
-    ):
+    with pytest.raises(CheckpointError, match=r"part 2 of 3 .*-00001-of-00003\.gguf"):
         read_gguf(paths[1])
     other_name = paths[0].rename(tmp_path / "model.gguf")
-    with pytest.raises(
-        CheckpointError, match=r"is part 1 of 3 of a model, but is not called so.*give the file its name back"
-    ):
+    with pytest.raises(CheckpointError, match=r"part 1 of 3 .*name back"):
         read_gguf(other_name)
 
 

@@ -95,6 +95,6 @@ def test_other_values_may_be_laid_over_an_object() -> None:
 @pytest.mark.parametrize("name", ["num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"])
 def test_a_damaged_number_of_layers_does_not_fill_the_memory(name: str) -> None:
     assert JsonFields({name: MOST_LAYERS}).integer(name) == MOST_LAYERS
-    with pytest.raises(UnsupportedModelError, match=f"{name}=10001 is more than 10000, which no model has"):
+    with pytest.raises(UnsupportedModelError, match=f"{name}=10001 "):
         JsonFields({name: MOST_LAYERS + 1}).integer(name)
     assert of(MOST_LAYERS + 1).integer("x") == MOST_LAYERS + 1

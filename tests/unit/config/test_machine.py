@@ -76,7 +76,7 @@ def test_auto_is_then_the_cpu(found: CudaFacts, message: str, caplog: pytest.Log
 def test_no_driver() -> None:
     machine = detect_machine("auto", read_facts=no_driver)
     assert (machine.device, machine.gpus, machine.compute_capability) == ("cpu", (), (0, 0))
-    with pytest.raises(ConfigError, match="device='cuda', but there is no NVIDIA driver"):
+    with pytest.raises(ConfigError, match=r"^device='cuda'"):
         detect_machine("cuda", read_facts=no_driver)
 
 

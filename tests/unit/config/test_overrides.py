@@ -118,7 +118,8 @@ def test_a_dtype_that_is_given_replaces_one_that_is_not_supported() -> None:
 
 def wrapper(**more: Any) -> dict[str, Any]:
     text = Gemma3TextConfig(**{**BY_LAYER, "dtype": "bfloat16"})
-    return json.loads(json.dumps({**Gemma3Config(text_config=text).to_dict(), **more}))
+    tower = {"mm_tokens_per_image": 49, "image_token_index": 5}
+    return json.loads(json.dumps({**Gemma3Config(text_config=text, **tower).to_dict(), **more}))
 
 
 @pytest.mark.parametrize(

@@ -94,19 +94,17 @@ def test_a_partition_that_is_given() -> None:
 
 @pytest.mark.parametrize("text", ["1", "1,0", "1,2", "2,-1", "1,1,0", "a,b", "1,1,", "1.0,1"])
 def test_a_partition_that_does_not_fit(text: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"must be 2 numbers .* add up to the model's 2 layers; correct it, or leave it out"
-    ):
+    with pytest.raises(ConfigError, match=r"2 numbers .*2 layers"):
         resolved(pipeline_parallel_size=2, pipeline_layer_partition=text)
 
 
 def test_an_empty_partition() -> None:
-    with pytest.raises(ConfigError, match="pipeline_layer_partition='' is not a text with something in it; give one"):
+    with pytest.raises(ConfigError, match=r"^pipeline_layer_partition=''"):
         resolved(pipeline_parallel_size=2, pipeline_layer_partition="")
 
 
 def test_more_stages_than_layers() -> None:
-    with pytest.raises(ConfigError, match=r"pipeline_parallel_size=3, but the model has 2 layers .* at most 2"):
+    with pytest.raises(ConfigError, match=r"^pipeline_parallel_size=3.* at most 2"):
         resolved(pipeline_parallel_size=3)
 
 
@@ -134,7 +132,7 @@ def test_sizes_that_work_are_named(heads: int, kv_heads: int, intermediate: int,
     )
     for size in (int(text) for text in works.removesuffix(", ...").split(", ")):
         check_tensor_parallel_size(size, architecture)
-    with pytest.raises(ConfigError, match=rf"tensor_parallel_size=5 .* sizes that work: {re.escape(works)}$"):
+    with pytest.raises(ConfigError, match=rf"^tensor_parallel_size=5 .*{re.escape(works)}$"):
         resolved(architecture, tensor_parallel_size=5)
 
 
@@ -145,9 +143,7 @@ def test_layers_that_must_be_in_one_stage() -> None:
     reader = replace(layer, mixer=replace(layer.attention, kv_layer=1))
     shared = replace(ARCHITECTURE, layers=(layer, layer, reader, layer))
     assert resolve_partition("1,2,1", shared, 3) == (1, 2, 1)
-    with pytest.raises(
-        ConfigError, match=r"layer 2 reads the keys and values of layer 1, .* of the stages are 2,2; use"
-    ):
+    with pytest.raises(ConfigError, match=r"layer 2 .*layer 1, .*2,2"):
         resolve_partition("2,2", shared, 2)
     inputs = TokenInputsSpec(vocab_size=9, size=4, activation="gelu")
     told = replace(ARCHITECTURE, layers=(layer,) * 4, token_inputs=inputs)

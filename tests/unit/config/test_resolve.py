@@ -306,7 +306,7 @@ def test_bound_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_are_split_evenly_over_nodes() -> None:
     assert [list(ranks_of_node(6, 3, node)) for node in range(3)] == [[0, 1], [2, 3], [4, 5]]
     assert resolved(tensor_parallel_size=2, nnodes=2, master_port=5).parallel.nnodes == 2
-    with pytest.raises(ConfigError, match=r"2 ranks .* cannot be split evenly over nnodes=3"):
+    with pytest.raises(ConfigError, match=r"2 ranks .*nnodes=3"):
         resolved(tensor_parallel_size=2, nnodes=3)
     with pytest.raises(ConfigError, match=r"node_rank=2 is not in \[0, 2\)"):
         ranks_of_node(4, 2, 2)
@@ -315,7 +315,7 @@ def test_ranks_are_split_evenly_over_nodes() -> None:
 def test_an_unknown_argument_is_named() -> None:
     with pytest.raises(ConfigError, match="did you mean 'enable_prefix_caching'"):
         EngineArgs.from_kwargs({"enable_prefix_cache": True})
-    with pytest.raises(ConfigError, match="known are model, "):
+    with pytest.raises(ConfigError, match=r"known are .*model, "):
         EngineArgs.from_kwargs({"zzz": True})
 
 
@@ -344,11 +344,9 @@ def test_a_gguf_file_is_its_own_model(tmp_path: Path) -> None:
     assert of("a.gguf").load_format == of("a.gguf", "gguf").load_format == "gguf"
     assert of("a.gguf", "dummy").load_format == "dummy"
     assert of("a.gguf").fingerprint == of("a.gguf").fingerprint != of("b.gguf").fingerprint
-    with pytest.raises(
-        ConfigError, match=r"load_format='safetensors', but .*a\.gguf holds gguf; leave load_format out"
-    ):
+    with pytest.raises(ConfigError, match=r"load_format='safetensors'.*a\.gguf"):
         of("a.gguf", "safetensors")
-    with pytest.raises(ConfigError, match=r"load_format='gguf', but model holds safetensors"):
+    with pytest.raises(ConfigError, match=r"load_format='gguf'"):
         resolved(load_format="gguf")
 
 
@@ -372,15 +370,13 @@ def test_a_quantization_that_the_checkpoint_has_is_accepted(weight_format: str, 
         if name in names:
             assert resolved(stored, quantization=name).model == without
         else:
-            with pytest.raises(
-                ConfigError, match=rf"quantization='{name}', but .* stored as {names[0]}; leave quantiz"
-            ):
+            with pytest.raises(ConfigError, match=rf"quantization='{name}'.*{names[0]}"):
                 resolved(stored, quantization=name)
     assert resolved(stored, quantization="int8").model.quantization.layers == "int8"  # for what it has as floats
 
 
 def test_a_quantization_that_the_checkpoint_has_not(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"quantization='awq', but .* are not quantized; give 'int8' or 'int4'"):
+    with pytest.raises(ConfigError, match=r"quantization='awq'.*'int8' or 'int4'"):
         resolved(quantization="awq")
     path = tmp_path / "a.gguf"
     path.write_bytes(b"")
@@ -391,7 +387,7 @@ def test_a_quantization_that_the_checkpoint_has_not(tmp_path: Path) -> None:
         return config.model.quantization
 
     assert of("gguf") == QuantizationConfig()
-    with pytest.raises(ConfigError, match=r"quantization='gptq', but .* stored as gguf"):
+    with pytest.raises(ConfigError, match=r"quantization='gptq'"):
         of("gptq")
 
 
@@ -409,7 +405,7 @@ def test_a_wrong_value_says_what_is_allowed() -> None:
 def test_a_model_without_a_sensible_length_says_which_option_to_lower(positions: int) -> None:
     """It ended in a MemoryError of a rank."""
     architecture = replace(ARCHITECTURE, max_position_embeddings=positions)
-    with pytest.raises(ConfigError, match=f"max_model_len={positions} tokens are more token ids"):
+    with pytest.raises(ConfigError, match=f"max_model_len={positions} "):
         resolved(architecture)
     assert resolved(architecture, max_model_len=10**7).model.max_model_len == 10**7
 
@@ -439,16 +435,16 @@ def test_a_block_of_a_recurrent_model_has_room_for_a_state() -> None:
     assert cache.num_states == 3
     assert 3 * state_bytes <= cache.block_size * bytes_per_token < 3 * state_bytes + 16 * bytes_per_token
     drafts["num_speculative_tokens"] = 32
-    with pytest.raises(ConfigError, match=r"block_size=32 is less than the 33 tokens of a step with drafts"):
+    with pytest.raises(ConfigError, match=r"^block_size=32 .*33 tokens"):
         resolved(hybrid, block_size=32, speculative_config=drafts)
     assert resolved(block_size=32, speculative_config=drafts).cache.num_states == 1
     unknown = replace(ARCHITECTURE, implementation=TRANSFORMERS)  # which may have recurrent layers
     cache = resolved(unknown, speculative_config=drafts).cache
     assert (cache.num_states, cache.block_size) == (33, 48)
-    with pytest.raises(ConfigError, match="tensor_parallel_size=4 does not divide the model, which has 2 key heads"):
+    with pytest.raises(ConfigError, match=r"^tensor_parallel_size=4 .*2 key heads"):
         resolved(hybrid, tensor_parallel_size=4)
     gpu = Machine(device="cuda", num_cores=6, dtypes=("bfloat16", "float32"))
-    with pytest.raises(ConfigError, match="run on CPUs only so far; use device='cpu'"):
+    with pytest.raises(ConfigError, match="on CPUs only"):
         resolve(EngineArgs(), folder=Path("model"), architecture=hybrid, machine=gpu, timeout_seconds=60.0)
 
 
@@ -461,5 +457,5 @@ def test_the_kv_cache_has_the_dtype_of_the_model_or_its_own() -> None:
 def test_the_fields_of_generation_config_that_are_replaced() -> None:
     assert resolved().model.generation_overrides == {}
     assert resolved(override_generation_config={"top_k": 3}).model.generation_overrides == {"top_k": 3}
-    with pytest.raises(ConfigError, match="override_generation_config='x' is not a dictionary; give one"):
+    with pytest.raises(ConfigError, match=r"^override_generation_config='x'"):
         EngineArgs(override_generation_config="x")  # type: ignore[arg-type]

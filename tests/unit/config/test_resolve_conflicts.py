@@ -158,7 +158,7 @@ def test_a_gpu_limits_the_token_ids_of_all_requests_unless_there_are_drafts() ->
     assert on(GPU, LONG, **many, max_model_len=fits).model.max_model_len == fits
     with pytest.raises(ConfigError, match="lower one of the two"):
         on(GPU, LONG, **many, max_model_len=fits, block_size=1)
-    with pytest.raises(ConfigError, match="max_num_seqs=4095 requests of max_model_len=524288 tokens"):
+    with pytest.raises(ConfigError, match=r"max_num_seqs=4095 .*max_model_len=524288 "):
         on(GPU, LONG, **many, max_model_len=2**19)
     assert on(GPU, LONG, **many, max_model_len=2**19, speculative_config=NGRAM).speculative is not None
 
@@ -249,7 +249,7 @@ def test_no_conflict(machine: Machine, architecture: ModelArchitecture, argument
 def test_transformers_reads_no_gguf_file(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(b"")
-    with pytest.raises(ConfigError, match="which does not go with a GGUF file; leave it out"):
+    with pytest.raises(ConfigError, match="GGUF file"):
         resolve(EngineArgs(), folder=path, architecture=UNKNOWN, machine=MACHINE, timeout_seconds=60.0)
     folder = tmp_path / "folder.gguf"
     folder.mkdir()
@@ -298,7 +298,7 @@ def test_a_rope_with_long_factors() -> None:
 def test_every_rank_of_a_node_needs_cores_that_it_may_use() -> None:
     machine = replace(MACHINE, usable_cores=(0, 1, 4, 5))
     assert on(machine, tensor_parallel_size=2, cpu_threads_bind="0,1|4,5", num_threads=2).device.num_threads == 2
-    with pytest.raises(ConfigError, match="names core 9, where this process may not run"):
+    with pytest.raises(ConfigError, match="core 9"):
         on(machine, tensor_parallel_size=2, cpu_threads_bind="0,1|4,9")
     with pytest.raises(ConfigError, match="gives a rank 2 cores, but num_threads=1"):
         on(machine, tensor_parallel_size=2, cpu_threads_bind="0,1|4,5", num_threads=1)

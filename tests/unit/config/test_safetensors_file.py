@@ -112,7 +112,10 @@ def test_bytes_are_compared_to_the_last(tmp_path: Path) -> None:
         ("norm.weight", "model.norm.weight"),
         ("language_model.layers.0.a", "model.layers.0.a"),
         ("lm_head.weight", "lm_head.weight"),
-        ("vision_tower.layers.0.a", "vision_tower.layers.0.a"),
+        ("model.text_model.layers.0.a", "model.layers.0.a"),
+        ("vision_tower.layers.0.a", "model.vision_tower.layers.0.a"),
+        ("visual.blocks.0.a", "model.visual.blocks.0.a"),
+        ("model.visual.blocks.0.a", "model.visual.blocks.0.a"),
     ],
 )
 def test_names(stored: str, name: str) -> None:
@@ -148,7 +151,7 @@ def test_an_index_that_is_none(tmp_path: Path, content: Any) -> None:
 @pytest.mark.parametrize("name", ["../a.safetensors", "/etc/a.safetensors", "sub/a.safetensors"])
 def test_an_index_names_only_files_of_its_folder(tmp_path: Path, name: str) -> None:
     write_index(tmp_path, {"weight_map": {"v": "b.safetensors", "w": name}})
-    with pytest.raises(CheckpointError, match=f"w is in '{name}', which is not a file of this folder"):
+    with pytest.raises(CheckpointError, match=f"w is in '{name}'"):
         find_files(tmp_path)
 
 

@@ -20,6 +20,10 @@ AUTO_GPTQ = {
 }  # fmt: skip
 GPTQ_MODEL = {**AUTO_GPTQ, "quant_method": "gptq", "checkpoint_format": "gptq_v2"}
 AUTO_AWQ = {"zero_point": True, "q_group_size": 128, "w_bit": 4, "version": "GEMM"}
+MODEL_OPT = {
+    "producer": {"name": "modelopt", "version": "0.33.0"},
+    "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]},
+}
 OF_CONFIG = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
 
 
@@ -45,6 +49,12 @@ def weight_format(folder: Path) -> str:
         (None, {"quant_config": AUTO_GPTQ}, "gptq"),
         (OF_CONFIG, {"quantize_config": AUTO_GPTQ}, "gptq"),
         ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}, {"quant_config": AUTO_AWQ}, "awq"),
+        (None, {"hf_quant_config": MODEL_OPT}, "fp8"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
+            {"hf_quant_config": MODEL_OPT},
+            "fp8",
+        ),
         (None, {"generation_config": {}}, "plain"),
     ],
 )
@@ -61,8 +71,15 @@ def test_the_format(tmp_path: Path, config: dict[str, Any] | None, files: dict[s
         (None, {"quantize_config": AUTO_GPTQ, "quant_config": AUTO_AWQ}, ["'awq'", "'gptq'"]),
         (
             None,
-            {"hf_quant_config": {"quantization": {"quant_algo": "FP8"}}},
-            ["hf_quant_config.json", "ModelOpt is not"],
+            {"hf_quant_config": {"quantization": {"quant_algo": "NVFP4"}}},
+            ["quant_algo='NVFP4'", "modelopt (FP8)"],
+        ),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, {}, ["quant_algo='MIXED_PRECISION'"]),
+        ({"quant_method": "modelopt"}, {}, ["quant_algo=None"]),
+        (
+            None,
+            {"hf_quant_config": {"producer": {"name": "modelopt"}}},
+            ["hf_quant_config.json has no object quantization"],
         ),
         (None, {"quantize_config": {"bits": 4}}, ["quantize_config.json does not say by which method", "quant_method"]),
         (None, {"quantize_config": {**AUTO_GPTQ, "bits": 3}}, ["bits=3", "4 and 8 bits"]),

@@ -71,7 +71,7 @@ def test_a_variant_that_only_transformers_computes(model_impl: str, is_gguf: boo
 
 @pytest.mark.parametrize(
     ("family", "model_impl", "implementation"),
-    [("qwen3_moe", "auto", TRANSFORMERS), ("qwen3_moe", "inflight", INFLIGHT), ("qwen3", "auto", INFLIGHT)],
+    [("deepseek_v2", "auto", TRANSFORMERS), ("deepseek_v2", "inflight", INFLIGHT), ("qwen3_moe", "auto", INFLIGHT)],
 )
 def test_auto_goes_on_to_transformers_on_a_gpu_for_layers_that_we_compute_on_cpus(
     family: str, model_impl: str, implementation: str
@@ -79,7 +79,7 @@ def test_auto_goes_on_to_transformers_on_a_gpu_for_layers_that_we_compute_on_cpu
     config = FAMILY_CONFIGS[family][0].to_dict()
     found = describe_model(config, model_impl, device="cuda")
     assert found.implementation == implementation
-    assert ("experts" in found.not_native) is (implementation == TRANSFORMERS)
+    assert ("latent attention" in found.not_native) is (implementation == TRANSFORMERS)
     assert describe_model(config, model_impl).implementation == INFLIGHT
 
 

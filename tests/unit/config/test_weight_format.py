@@ -180,13 +180,11 @@ def test_blocks_of_weights() -> None:
     several = compressed(in_blocks, format="float-quantized")
     other = {**in_blocks, "block_structure": [128, 128]}
     several["config_groups"]["group_1"] = {"weights": other}
-    with pytest.raises(
-        UnsupportedModelError, match=r"block_structure has several values, \[\(64, 128\), \(128, 128\)\]"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"block_structure .*\[\(64, 128\), \(128, 128\)\]"):
         blocks(several)
 
 
 @pytest.mark.parametrize("size", [128, [128], [128, 0], [128, 128.0], [128, True], "128x128", [1, 2, 3]])
 def test_blocks_that_are_none(size: object) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"quantization_config: weight_block_size=.* two positive integers"):
+    with pytest.raises(UnsupportedModelError, match=r"quantization_config: weight_block_size="):
         blocks({**FP8, "weight_block_size": size})

@@ -1,21 +1,26 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
 from inflight.config import weight_room
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.cuda_driver import Gpu
 from inflight.config.machine import Machine
 from inflight.config.parse_architecture import parse_architecture
+from inflight.config.safetensors_file import read_header
+from inflight.config.unknown_family import describe_model
 from inflight.config.weight_room import Room, check_room, find_room
 from inflight.errors import OutOfMemoryError
 from tests.support.model_zoo import FAMILY_CONFIGS
+from tests.support.vision_models import VISION_CONFIGS, write_vision_model
 
 ARCHITECTURE = replace(parse_architecture(FAMILY_CONFIGS["llama"][0].to_dict()), tie_word_embeddings=False)
 CPU = Machine(device="cpu", num_cores=2, dtypes=("bfloat16", "float32"))
@@ -85,6 +90,24 @@ def test_of_a_hub_id_the_index_says_it(tmp_path: Path) -> None:
     assert room(tmp_path, replace(bfloat16, weight_format="awq")) == Room(7200, None)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "deepseek_v3", "gemma4", "lfm2_moe"])
+def test_of_a_hub_id_in_fp8_the_sizes_say_it(tmp_path: Path, family: str) -> None:
+    """Linear layers have one byte for each weight, the embedding has two, and all of them get two. The sum of the bytes in the
+    index does not say how many are which."""
+    config = FAMILY_CONFIGS[family][-1].to_dict() | {
+        "dtype": "bfloat16",
+        "quantization_config": {"quant_method": "fp8"},
+    }
+    architecture = parse_architecture(config)
+    model = AutoModelForCausalLM.from_config(FAMILY_CONFIGS[family][-1])
+    is_linear = {name: "_proj" in name for name, _ in model.named_parameters()}
+    total = sum(each.numel() * (1 if is_linear[name] else 2) for name, each in model.named_parameters())
+    needed = sum(2 * each.numel() for each in model.parameters())
+    index = {"metadata": {"total_size": total}, "weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert 0.9 * needed < room(tmp_path, architecture).num_bytes <= needed
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"metadata": {"total_size": "many"}}', '{"metadata": null}'])
 def test_where_nothing_says_it_nothing_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text)
@@ -137,3 +160,20 @@ def test_on_gpus_the_part_of_a_rank_must_fit() -> None:
     check_room(Room(20 * GIB, None, num_ranks=2), machine)
     with pytest.raises(OutOfMemoryError, match="tensor_parallel_size"):
         check_room(Room(20 * GIB + 2, None, num_ranks=2), machine)
+
+
+def test_the_tower_counts_unless_it_is_left_out(tmp_path: Path) -> None:
+    folder = write_vision_model(VISION_CONFIGS["smolvlm"][0], tmp_path / "model", seed=0)
+    whole, text = (
+        describe_model(json.loads((folder / "config.json").read_text()), "inflight", language_model_only=alone)
+        for alone in (False, True)
+    )
+    rooms = [find_room(folder, each, "auto", None) for each in (whole, text)]
+    assert rooms[0] is not None and rooms[1] is not None
+    stored = read_header(folder / "model.safetensors")
+    of_tower = sum(
+        math.prod(tensor.shape) for name, tensor in stored.items() if "vision" in name or "connector" in name
+    )
+    assert rooms[0].num_bytes - rooms[1].num_bytes == 4 * of_tower
+    assert whole.vision is not None
+    assert 0.5 * of_tower < whole.vision.num_weights < of_tower

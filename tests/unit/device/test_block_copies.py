@@ -36,7 +36,7 @@ def numbered(device: Device) -> torch.Tensor:
     return arena
 
 
-def bytes_of(rows: np.ndarray | torch.Tensor) -> list[int]:  # type: ignore[type-arg]
+def bytes_of(rows: np.ndarray | torch.Tensor) -> list[int]:
     """The byte of each row, which is the same everywhere in the row."""
     found = [set(row.tolist()) for row in rows]
     assert all(len(each) == 1 for each in found)
@@ -81,7 +81,7 @@ def test_copies_of_a_gpu_have_a_stream_of_their_own(order: tuple[str, ...]) -> N
 def test_a_slab_that_does_not_fit(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     needed, arena = NUM_SLOTS * BLOCK_BYTES, numbered(device)
     monkeypatch.setattr(block_copies, "available_bytes", lambda: needed - 1)
-    with pytest.raises(OutOfMemoryError, match=r"kv_offloading_size \(cpu_bytes_to_use\) needs .* GiB .*; lower it$"):
+    with pytest.raises(OutOfMemoryError, match=r"^kv_offloading_size \(cpu_bytes_to_use\)"):
         block_copies.block_copies(device, arena, NUM_SLOTS)
     monkeypatch.setattr(block_copies, "available_bytes", lambda: needed)
     assert len(block_copies.block_copies(device, arena, NUM_SLOTS).slab) == NUM_SLOTS

@@ -154,7 +154,7 @@ def test_an_arena_that_does_not_fit(device: CudaDevice, monkeypatch: pytest.Monk
         raise torch.OutOfMemoryError("no")
 
     monkeypatch.setattr(torch, "zeros", fail)
-    with pytest.raises(OutOfMemoryError, match=r"3 blocks, 1\.5 GiB, does not fit into the 0\.0 GiB"):
+    with pytest.raises(OutOfMemoryError, match=r"3 blocks, 1\.5 GiB"):
         device.allocate_arena(3, 2**29)
 
 

@@ -163,5 +163,5 @@ def test_get_device() -> None:
 
 def test_a_rank_without_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match=r"rank 1 of this machine needs a GPU of its own, and torch sees 1 here"):
+    with pytest.raises(ConfigError, match=r"rank 1 .*torch sees 1 "):
         get_device("cuda", 1)

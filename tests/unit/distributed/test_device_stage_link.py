@@ -187,7 +187,7 @@ def test_an_error_is_raised_by_every_call_after_it() -> None:
     with pytest.raises(ConnectionError, match="this rank has stopped its communication"):
         run(middle.device.streams, seed=0)
     for call in (lambda: middle.link.receive(1), lambda: middle.link.send(0, tensors)):
-        with pytest.raises(ConnectionError, match="the link between the stages is broken: this rank has stopped"):
+        with pytest.raises(ConnectionError, match="this rank has stopped"):
             call()
 
 
@@ -195,5 +195,5 @@ def test_steps_are_received_in_the_order_in_which_they_were_posted() -> None:
     device = FakeAccelerator()
     link = DeviceStageLink(link_spec(1), device, TensorParallelGroup(), before=FakeDeviceChannel(), after=None)
     link.post_receive(3, 1)
-    with pytest.raises(AssertionError, match="step 4 is computed, but step 3 was posted before it"):
+    with pytest.raises(AssertionError, match=r"step 4 .*step 3"):
         link.receive(4)

@@ -134,7 +134,7 @@ def test_on_one_machine_the_ranks_meet_on_loopback_whatever_the_store_says(monke
 @pytest.mark.usefixtures("several_machines")
 def test_several_machines_share_the_cluster_s_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("INFLIGHT_CLUSTER_TOKEN", raising=False)
-    with pytest.raises(ConfigError, match="set INFLIGHT_CLUSTER_TOKEN to the same long random text on every node"):
+    with pytest.raises(ConfigError, match="INFLIGHT_CLUSTER_TOKEN"):
         Launch(1).meet(0)
     monkeypatch.setenv("INFLIGHT_CLUSTER_TOKEN", "a secret")
     launch = Launch(1)
@@ -178,7 +178,7 @@ def test_no_connection_is_left_if_a_rank_cannot_be_reached(monkeypatch: pytest.M
 
     monkeypatch.setattr(first._mesh, "connection", connection)
     monkeypatch.setattr(first, "_me", first._me._replace(world_size=4))
-    with pytest.raises(ConnectionError, match="rank 0 could not connect to the other ranks: it does not come"):
+    with pytest.raises(ConnectionError, match="rank 0 could not connect"):
         first.connections()
     assert len(made) == 1 and made[0].fileno() < 0
     for bootstrap in (first, second):

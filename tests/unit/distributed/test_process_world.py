@@ -389,7 +389,7 @@ def test_the_token_does_not_travel_and_a_stranger_is_not_taken_for_a_rank() -> N
             called.sendall(Acceptance(b"mesh", 40).greeting)
             answer = called.recv(104, socket.MSG_WAITALL)
             called.sendall(b"\x01" * PROOF_BYTES)
-            with pytest.raises(LostPeerError, match="rank 0 cannot reach rank 1: it does not know the token"):
+            with pytest.raises(LostPeerError, match=r"rank 0 .*rank 1: .*token"):
                 calling.result(300)
         assert TOKEN not in answer and len(answer) == 104
         honest = mesh_of(2, stranger.getsockname, seconds=0.1)
@@ -416,7 +416,7 @@ def test_a_stranger_does_not_stand_between_two_ranks() -> None:
         near, _ = between.accept()
         with near, socket.create_connection(second.address) as far:
             relays = [pool.submit(pass_on, near, far), pool.submit(pass_on, far, near)]
-            with pytest.raises(LostPeerError, match="rank 0 cannot reach rank 1: it does not accept"):
+            with pytest.raises(LostPeerError, match=r"rank 0 .*rank 1: .*accept"):
                 connecting.result(300)
             for relay in relays:
                 relay.result(300)

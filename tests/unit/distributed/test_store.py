@@ -60,7 +60,7 @@ def test_a_first_rank_that_leaves_is_told(meshes: list[SocketMesh], sent: bytes)
         meeting = pool.submit(meet_store, meshes[2], 2, (1, 2), "group", HOST, 300.0)
         with meshes[1].connection(2, "store of group") as connection:
             connection.sendall(sent)
-        with pytest.raises(ConnectionError, match="rank 1 has left before rank 2 got the address of its store"):
+        with pytest.raises(ConnectionError, match="rank 1 has left before rank 2"):
             meeting.result(300)
 
 
@@ -72,7 +72,7 @@ def test_a_store_that_is_not_there_is_named() -> None:
 def test_a_key_that_nobody_writes_is_named() -> None:
     store = HashStore()
     store.set_timeout(timedelta(seconds=0.05))
-    with pytest.raises(ConnectionError, match="no rank has written 'address 7' to the store in time"):
+    with pytest.raises(ConnectionError, match="'address 7'"):
         ask(store, "address 7")
 
 

@@ -95,5 +95,5 @@ def test_a_rank_that_stays_away() -> None:
 
 def test_threads_have_no_gpu_of_their_own() -> None:
     worlds = ThreadWorlds(RankLayout(1, 2), timeout_seconds=300)
-    with pytest.raises(ConfigError, match="share its GPU: use distributed_executor_backend='mp'"):
+    with pytest.raises(ConfigError, match="distributed_executor_backend='mp'"):
         worlds.of(0).device_channel(1, "activations")

@@ -38,7 +38,7 @@ from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.tokenizer import Tokenizer
 from tests.conformance.configs import engine_config
 from tests.support.fakes_tokenizer import BOS, BOS_ID, BYTE_VOCAB_SIZE, EOS, EOS_ID, USER, byte_tokenizer
-from tests.support.request_parts import prompt_results
+from tests.support.request_parts import pooling_results, prompt_results
 from tests.unit.engine.serving.lone_front_end import RecordingClient, front_end
 
 MODEL, MAX_MODEL_LEN = "played", 200
@@ -76,6 +76,7 @@ class PlayedCore(RecordingClient):
     ) -> None:
         super().__init__(listener, limits, max_num_seqs, index)
         self.texts: Sequence[str] = ("Hi!",)
+        self.vector = (3.0, 4.0)
         self.held = False
         self.sequences: list[EngineCoreRequest] = []
         self.prompts: list[list[int]] = []
@@ -97,7 +98,11 @@ class PlayedCore(RecordingClient):
                 self.sequences.append(sequence)
                 self.prompts.append(message.prompt_token_ids.tolist())
                 if not self.held:
-                    asyncio.get_running_loop().call_soon(self._play, len(self.sequences) - 1, text, 0)
+                    index, loop = len(self.sequences) - 1, asyncio.get_running_loop()
+                    if any(part.kind == "pooling" for part in sequence.parts):
+                        loop.call_soon(self._pool, index)
+                    else:
+                        loop.call_soon(self._play, index, text, 0)
 
     async def reset_prefix_cache(self, *, reset_connector: bool = False) -> None:
         self.resets.append(reset_connector)
@@ -111,12 +116,17 @@ class PlayedCore(RecordingClient):
         if finish is None:
             asyncio.get_running_loop().call_soon(self._play, index, text, at + 1)
 
+    def _pool(self, index: int) -> None:
+        """The vector is `vector` times the number of tokens."""
+        vector = np.array([self.vector], np.float32) * len(self.prompts[index])
+        self._emit(index, [], FinishReason.STOP, is_first=True, parts=pooling_results(vector))
+
     def emit(self, index: int, text: str = "", finish: FinishReason | None = None, **more: Any) -> None:
         """The engine sends this text of a sequence. `more`: other members of the output."""
         self._emit(index, list(text.encode()), finish, is_first=False, **more)
 
-    def fail(self, index: int, error: str, kind: ErrorKind) -> None:
-        self.emit(index, "", FinishReason.ERROR, error=error, error_kind=kind)
+    def fail(self, index: int, error: str, kind: ErrorKind, param: str = "") -> None:
+        self.emit(index, "", FinishReason.ERROR, error=error, error_kind=kind, error_param=param)
 
     def _emit(self, index: int, tokens: list[int], finish: FinishReason | None, *, is_first: bool, **more: Any) -> None:
         sequence, params = self.sequences[index], self.sequences[index].sampling.params

@@ -75,6 +75,7 @@ class FakeEngine:
         params: SamplingParams,
         *,
         kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY,
+        add_special_tokens: bool = True,
     ) -> None:
         assert request_id not in self._unfinished
         self._kinds[request_id] = kind
@@ -98,6 +99,9 @@ class FakeEngine:
             raise InvalidRequestError("messages is no list of dicts")
         text = "".join(f"<{message['role']}>{message['content']}" for message in messages)
         return [ord(character) for character in (f"[{len(tools)} tools]" if tools else "") + text]
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
+        return {"prompt_token_ids": self.render_chat(messages, **options)}
 
     def with_strict_tools(
         self, params: SamplingParams, tools: Sequence[Mapping[str, Any]] | None

@@ -19,6 +19,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "responses": ("/v1/responses", {"input": "x"}),
     "anthropic": ("/v1/messages", HELLO),
     "ollama": ("/api/chat", {**HELLO, "stream": False}),
+    "pooling": ("/v1/embeddings", {"input": "x"}),
 }
 
 

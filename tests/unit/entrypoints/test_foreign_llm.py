@@ -56,7 +56,7 @@ def test_our_own_arguments_stay(name: str) -> None:
         ({"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "fp8"}),
         ({"max_cudagraph_capture_size": 8}, {"cuda_graph_max_tokens": 8}),
         ({"device_memory_utilization": 0.5}, {"gpu_memory_utilization": 0.5}),
-        ({"runner": "generate", "convert": "none"}, {}),
+        ({"runner": "generate", "convert": "none"}, {"runner": "generate", "convert": "none"}),
     ],
 )
 def test_what_has_the_same_meaning_is_translated(given: dict[str, Any], ours: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ def test_what_has_the_same_meaning_is_translated(given: dict[str, Any], ours: di
 
 
 def test_a_reason_names_arguments_and_no_options() -> None:
-    with pytest.raises(UnknownArgumentError, match=r"is not supported: use kv_cache_memory_bytes$"):
+    with pytest.raises(UnknownArgumentError, match=r"kv_cache_memory_bytes$"):
         own_arguments({"num_gpu_blocks_override": 5})
 
 

@@ -247,9 +247,7 @@ def test_a_rank_that_sends_what_it_may_not_is_lost(engines: Engines, message: Me
     died = threading.Event()
     engines.executors[1].set_death_callback(died.set)
     assert died.wait(MAX_SECONDS)
-    with pytest.raises(
-        WorkerDiedError, match=f"it sent a message of type {type(message).__name__}, which is not allowed"
-    ):
+    with pytest.raises(WorkerDiedError, match=f"{type(message).__name__}"):
         engines.executors[1].raise_if_lost()
 
 
@@ -266,7 +264,7 @@ def test_engines_may_come_one_after_the_other(no_garbage_collection: None) -> No
 def test_sizes_must_be_those_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     me = LaunchedRank(0, 3, "127.0.0.1", 29500, "0", agent_serves_store=True, local_ranks=range(3))
     config = engine_config(tensor_parallel_size=2, backend="external_launcher")
-    with pytest.raises(ConfigError, match=r"WORLD_SIZE=3 .* tensor_parallel_size=2 x pipeline_parallel_size=1 = 2"):
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE=3 .*tensor_parallel_size=2 x pipeline_parallel_size=1 "):
         ExternalLauncherExecutor(config, ScriptedWorker, me)
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(ConfigError, match="torchrun --nproc-per-node"):

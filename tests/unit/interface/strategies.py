@@ -20,7 +20,9 @@ from inflight.config.mixers import (
     RopeConfig,
     ShortConvSpec,
 )
+from inflight.config.plain_mlp import PlainMlpSpec
 from inflight.config.ranks import places_on
+from inflight.config.vision import Gemma3VisionSpec, Idefics3VisionSpec, Qwen3VisionSpec, Qwen25VisionSpec, VisionSpec
 from inflight.errors import ErrorKind
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 from inflight.interface.messages import (
@@ -33,6 +35,8 @@ from inflight.interface.messages import (
     WorkerActivity,
     WorkerFailure,
 )
+from inflight.interface.parts import RequestPart
+from inflight.interface.pooling import PoolingPart, PoolingResult
 from inflight.interface.prompt_logprobs import PromptLogprobsPart, PromptLogprobsResult
 from inflight.interface.request import (
     EngineCoreOutput,
@@ -81,6 +85,7 @@ from inflight.interface.step import (
     SchedulerOutput,
     TokenDelta,
 )
+from inflight.interface.token_types import TokenTypesPart
 from inflight.interface.worker import Rendezvous
 from inflight.sampling_params import SamplingParams
 from inflight.timeline import Event
@@ -131,7 +136,10 @@ samplings = st.builds(
     stop_token_ids=st.frozensets(st.integers(0, 99)),
     bad_words_token_ids=st.just(((1, 2), (3,))),
 )
-parts = st.builds(PromptLogprobsPart, num_logprobs=ids, num_done=ids)
+pooling_parts = st.builds(PoolingPart, pooling_type=texts, dimensions=st.none() | ids, activation=texts, num_done=ids)
+parts: st.SearchStrategy[RequestPart] = st.one_of(
+    st.builds(PromptLogprobsPart, num_logprobs=ids, num_done=ids), pooling_parts, st.builds(TokenTypesPart, first=ids)
+)
 new_requests = st.builds(
     NewRequestData,
     request_id=texts,
@@ -159,7 +167,9 @@ plans = st.builds(
 )
 grammar_outputs = st.builds(GrammarOutput, rows=int32s, num_masks=int32s, masks=arrays("int32", 2))
 columns = st.builds(LogprobsColumns, token_ids=arrays("int32", 2), logprobs=arrays("float32", 2), ranks=int32s)
-part_results = st.builds(PromptLogprobsResult, start=ids, columns=columns)
+part_results = st.builds(PromptLogprobsResult, start=ids, columns=columns) | st.builds(
+    PoolingResult, start=ids, vectors=arrays("float32", 2)
+)
 outputs = st.builds(
     ModelRunnerOutput,
     step_id=ids,
@@ -228,6 +238,7 @@ core_outputs = st.builds(
     queue_seconds=st.floats(0, 99),
     error=texts,
     error_kind=st.sampled_from(ErrorKind),
+    error_param=texts,
 )
 fault_statuses = st.builds(
     FaultStatus,
@@ -271,12 +282,32 @@ MIXERS: tuple[MixerSpec, ...] = (
 )
 
 
-def config_with(*mixers: MixerSpec) -> EngineConfig:
+_TOWER: dict[str, Any] = {
+    "image_token_id": 7,
+    "out_size": 8,
+    "hidden_size": 16,
+    "num_layers": 2,
+    "num_heads": 2,
+    "mlp_size": 24,
+    "merge_size": 2,
+}
+_SIGLIP = {**_TOWER, "patch_size": 4, "num_channels": 3, "positions_per_side": 5, "eps": 1e-6, "activation": "gelu"}
+_QWEN = {**_TOWER, "patch_size": 4, "num_frames": 2, "num_channels": 3, "rope_theta": 1e4, "activation": "silu"}
+TOWERS: tuple[VisionSpec, ...] = (
+    Idefics3VisionSpec(**_SIGLIP),
+    Gemma3VisionSpec(**_SIGLIP),
+    Qwen3VisionSpec(**_QWEN, positions_per_side=5, deepstack_layers=(1, 0)),
+    Qwen25VisionSpec(**_QWEN, window=3, full_layers=(1,)),
+)
+
+
+def config_with(*mixers: MixerSpec, vision: VisionSpec | None = None) -> EngineConfig:
     config = engine_config()
     experts = MoeSpec(num_experts=4, size=8, router=RouterSpec(top_k=2), shared_size=16)
-    mlps = (GatedMlpSpec(size=8), experts)
-    layers = tuple(LayerSpec(mixer=mixer, mlp=mlps[index % 2]) for index, mixer in enumerate(mixers))
-    return replace(config, model=replace(config.model, architecture=replace(config.model.architecture, layers=layers)))
+    mlps = (GatedMlpSpec(size=8), experts, PlainMlpSpec(size=8))
+    layers = tuple(LayerSpec(mixer=mixer, mlp=mlps[index % len(mlps)]) for index, mixer in enumerate(mixers))
+    architecture = replace(config.model.architecture, layers=layers, vision=vision)
+    return replace(config, model=replace(config.model, architecture=architecture))
 
 
 MESSAGES: dict[type, st.SearchStrategy[Any]] = {
@@ -331,7 +362,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     Submitted: st.builds(Submitted, name=st.text(), digest=st.text()),
     StartEngine: st.builds(
         StartEngine,
-        config=st.just(config_with(*MIXERS)),
+        config=st.sampled_from([config_with(*MIXERS), *(config_with(*MIXERS, vision=tower) for tower in TOWERS)]),
         tokenizer=st.none() | texts,
         skip_tokenizer_init=st.booleans(),
         is_spare=st.booleans(),

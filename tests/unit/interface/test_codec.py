@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight.config.mixers import MIXER_KINDS, ShortConvSpec
+from inflight.config.vision import VISION_KINDS
 from inflight.errors import CodecError
 from inflight.interface.codec import INLINE_BYTES, MESSAGE_TYPES, Decoder, Message, encode
 from inflight.interface.framing import MAX_FRAME_BYTES, READ_AHEAD_BYTES, Frame, FrameReader
@@ -24,7 +25,7 @@ from inflight.interface.messages import ExecuteModel, RpcCall, RpcReply, StepRep
 from inflight.interface.serving import StartEngine
 from inflight.interface.start_up import Hello, Ready, Stop
 from tests.conformance.configs import plan
-from tests.unit.interface.strategies import MESSAGES, MIXERS, config_with, messages, same
+from tests.unit.interface.strategies import MESSAGES, MIXERS, TOWERS, config_with, messages, same
 
 
 def wire(message: Message) -> bytes:
@@ -73,6 +74,7 @@ def test_messages_come_in_order_however_they_are_cut(first: Message, second: Mes
 def test_the_strategies_cover_all_messages() -> None:
     assert set(MESSAGES) == set(MESSAGE_TYPES)
     assert {mixer.kind: type(mixer) for mixer in MIXERS} == MIXER_KINDS
+    assert {tower.kind: type(tower) for tower in TOWERS} == VISION_KINDS
 
 
 def test_large_arrays_travel_beside_the_frame_and_are_not_copied() -> None:
@@ -250,7 +252,7 @@ def test_a_lie_is_named(value: object, segments: list[Any], text: str) -> None:
 def test_dtypes_are_those_of_the_dataclass() -> None:
     sent = plan(0)
     object.__setattr__(sent, "slots", sent.slots.astype(np.int64))
-    with pytest.raises(CodecError, match=r"array of int32 is expected, not int64.*slots"):
+    with pytest.raises(CodecError, match=r"int32 .*int64.*slots"):
         read(wire(ExecuteModel(epoch=0, scheduler_output=sent)))
 
 

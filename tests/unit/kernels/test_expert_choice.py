@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
 from inflight.config.architecture import SIGMOID
-from inflight.config.experts import HIGHEST, TWO_HIGHEST, MoeSpec, RouterSpec
+from inflight.config.experts import HIGHEST, SPARSE_MIXER, TWO_HIGHEST, MoeSpec, RouterSpec
 from inflight.kernels.expert_choice import choose_experts, compute_experts
 
 
@@ -49,6 +50,24 @@ def test_a_bias_changes_the_choice_and_no_weight() -> None:
     torch.testing.assert_close(weights, LOGITS.gather(1, torch.tensor(chosen)).sigmoid())
 
 
+@pytest.mark.parametrize("jitter", [0.01, 0.1, 0.5])
+def test_the_sparse_mixer_is_that_of_transformers(jitter: float) -> None:
+    logits = torch.randn(200, 6, generator=torch.Generator().manual_seed(4))
+    logits[::2] -= 3  # the highest may be below 0
+    weights, chosen = sparsemixer(logits, jitter_eps=jitter, training=False)
+    of = spec(top_k=2, scoring=SPARSE_MIXER, jitter=jitter)
+    found, ours = chosen_and_weights(logits, of)
+    assert found == chosen.tolist()
+    torch.testing.assert_close(ours, weights)
+
+
+def test_weights_are_multiplied_by_the_scale_of_their_expert() -> None:
+    scale = torch.tensor([0.5, -2.0, 0.0, 3.0, 1.0, 7.0])
+    of = spec(renormalizes=True, has_expert_scale=True)
+    weights = choose_experts(LOGITS, of, None, scale)[..., 1].contiguous().view(torch.float32)
+    torch.testing.assert_close(weights, LOGITS.topk(2).values.softmax(-1) * torch.tensor([[-2.0, 3.0], [0.5, 7.0]]))
+
+
 @pytest.mark.parametrize(
     ("group_scoring", "numbers", "wanted"),
     [
@@ -62,6 +81,12 @@ def test_only_experts_of_the_best_groups_are_chosen(
 ) -> None:
     of = spec(top_k=3, scoring=SIGMOID, num_groups=3, top_groups=2, group_scoring=group_scoring)
     assert sorted(chosen_and_weights(torch.tensor([numbers]), of)[0][0]) == wanted
+
+
+@pytest.mark.parametrize("router", [{}, *({"num_groups": 3, "group_scoring": each} for each in (HIGHEST, TWO_HIGHEST))])
+def test_a_chunk_of_a_prompt_in_which_no_token_is_sampled_needs_no_choice(router: dict[str, object]) -> None:
+    of = spec(top_k=3, scoring=SIGMOID, top_groups=2 if router else 1, **router)
+    assert choose_experts(torch.empty(0, 6), of).shape == (0, 3, 2)
 
 
 def test_scores_that_are_all_zero_give_weights_of_zero() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from inflight.interface.parts import Content
 from inflight.kv_cache.block_hash import BlockHasher
 
 
@@ -55,3 +56,36 @@ def test_the_names_that_a_front_end_asks_for_are_those_before_the_last_token(cou
     tokens = list(range(count))
     names = BlockHasher("m", 4).names("a", np.array(tokens, dtype=np.int32))
     assert names == b"".join(chain(tokens, salt="a")[:num_names])
+
+
+def named(*contents: Content, length: int = 16) -> list[bytes]:
+    hasher = BlockHasher("m", 4)
+    hashes: list[bytes] = []
+    hasher.extend(hasher.root("", contents), hashes, np.zeros(length, dtype=np.int32), length // 4)
+    return hashes
+
+
+def test_contents_change_the_names_of_their_blocks_and_of_all_later_ones() -> None:
+    plain, one = named(), named(Content(5, 7, b"a" * 32))
+    assert one[0] == plain[0] and not set(one[1:]) & set(plain)
+    assert named(Content(5, 7, b"a" * 31 + b"b"))[1] != one[1]
+    assert named(Content(6, 7, b"a" * 32))[1] != one[1]  # at another place of the block
+
+
+def test_a_content_over_several_blocks_is_told_by_each_of_them() -> None:
+    long, two = named(Content(2, 14, b"a" * 32)), named(Content(2, 7, b"a" * 32), Content(7, 14, b"b" * 32))
+    assert long[0] == two[0] and not set(long[1:]) & set(two)
+    # the same tokens at the same place of the block, but another part of the content
+    later = named(Content(0, 8, b"a" * 32))
+    assert len(set(later)) == 4
+
+
+def test_every_way_to_extend_tells_the_same_contents() -> None:
+    contents = (Content(1, 6, b"a" * 32), Content(9, 10, b"b" * 32))
+    hasher, tokens = BlockHasher("m", 4), np.zeros(17, dtype=np.int32)
+    hashes: list[bytes] = []
+    for count in (1, 3):
+        hasher.extend(hasher.root("", contents), hashes, tokens, count)
+    hasher.extend(hasher.root("", contents), hashes, tokens[12:], 4, first_token=12)
+    assert hashes == named(*contents)
+    assert hasher.names("", tokens, contents) == b"".join(hashes)

@@ -195,7 +195,7 @@ def test_each_block_is_looked_at_once() -> None:
     """`commit` is called in each step in which a block becomes full, so it must not go over the whole sequence again."""
     manager, registered = make(20, None, SIZE), list[tuple[int, int]]()
     register = manager.pool.register
-    manager.pool.register = lambda block_id, key: (registered.append((block_id, key[1])), register(block_id, key))[1]  # type: ignore[assignment]
+    manager.pool.register = lambda block_id, key: (registered.append((block_id, key[1])), register(block_id, key))[1]  # type: ignore[method-assign]
     blocks = manager.new_request("")
     assert not manager.has_full_blocks(blocks, 0) and not manager.has_full_blocks(blocks, SIZE - 1)
     for count in range(1, 8 * SIZE):

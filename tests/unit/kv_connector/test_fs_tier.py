@@ -292,7 +292,7 @@ def test_a_folder_that_can_only_be_read(tmp_path: Path) -> None:
         assert not tiers.store([b"l" * 33], [memoryview(b"text")])
         assert tiers.take_counts()["fs"]["errors"] == 1
         tiers.close()
-        with pytest.raises(ConfigError, match=r"the folder '.*new' cannot be made: .*; give another path"):
+        with pytest.raises(ConfigError, match=r"'.*new' cannot be made"):
             FsTier(KVTierConfig(path=str(folder)), "new", 1)
 
 
@@ -311,7 +311,7 @@ def test_a_folder_that_is_removed_comes_back(tmp_path: Path) -> None:
 
 def test_a_path_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ConfigError, match="cannot be made: Not a directory; give another path"):
+    with pytest.raises(ConfigError, match="Not a directory"):
         tier(tmp_path / "file")
 
 

@@ -207,7 +207,7 @@ def test_an_answer_in_pieces(tmp_path: Path) -> None:
 
 def test_an_address_that_cannot_be_used() -> None:
     config = KVTierConfig(type="redis", url="redis://u:hunter2@host:1/0?ssl_check_hostname=1")
-    with pytest.raises(ConfigError, match=r"the url of a redis tier cannot be used \(\w+\); correct it") as error:
+    with pytest.raises(ConfigError, match=r"redis tier .*\(\w+\)") as error:
         RedisTier(config)
     assert "hunter2" not in str(error.value) and error.value.__cause__ is None
 

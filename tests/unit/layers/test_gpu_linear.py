@@ -15,6 +15,7 @@ from triton.runtime.errors import OutOfResources
 from inflight.config.architecture import GELU_TANH, SILU
 from inflight.errors import ConfigError
 from inflight.kernels.quantized_weight import QuantizedWeight, quantize_rows
+from inflight.kernels.triton.experts import ExpertWeights
 from inflight.kernels.triton.layer_ops import LARGEST
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig
 from inflight.layers import gpu_linear, linear_tuner
@@ -90,6 +91,12 @@ class CountingWeight(GpuWeight):
 
     def multiply_by_library(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         self.ways.append(None)
+
+    def stack(self, weights: Sequence[GpuWeight]) -> ExpertWeights:
+        raise AssertionError("this is no weight of experts")
+
+    def floats(self, dtype: torch.dtype) -> Tensor:
+        raise AssertionError("this weight is only multiplied")
 
     def __deepcopy__(self, memo: object) -> CountingWeight:
         self.copies.append(CountingWeight(self.kind, self.shape, self.num_bytes))

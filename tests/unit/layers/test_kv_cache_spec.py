@@ -66,5 +66,5 @@ def test_a_layer_reads_the_metadata_of_its_group() -> None:
     metadata: Any = ("of group 0", "of group 1")
     nothing: Any = torch.zeros(1, 1, 1)
     layer(nothing, nothing, None, metadata)
-    layer.forward_latent(nothing, nothing, metadata)
+    layer.forward_rotated(nothing, nothing, nothing, metadata)
     assert seen == ["of group 1"] * 2

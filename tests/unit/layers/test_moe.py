@@ -32,6 +32,9 @@ CASES = [
         "qwen3_next",
         "qwen3_5_moe",
         "lfm2_moe",
+        "ernie4_5_moe",
+        "hunyuan_v1_moe",
+        "phimoe",
     )
     for index, config in enumerate(FAMILY_CONFIGS[family])
     if getattr(config, "first_k_dense_replace", 0) < config.num_hidden_layers and getattr(config, "num_experts", 1)

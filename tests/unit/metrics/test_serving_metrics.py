@@ -18,7 +18,7 @@ from inflight.metrics.instruments import INSTRUMENTS, PREFIX
 from inflight.metrics.serving import ServingMetrics
 from inflight.sampling_params import SamplingParams
 from tests.support.python_process import run_python
-from tests.unit.metrics.observed import finished, observe_one_request, scrape, stats
+from tests.unit.metrics.observed import TIMES, finished, observe_one_request, scrape, stats
 
 # what dashboards and autoscalers made for vLLM ask for
 VLLM_NAMES = """
@@ -378,3 +378,25 @@ def test_recoveries_are_counted_from_the_status_at_the_start() -> None:
     assert [value("recoveries_total", cause=cause) for cause in FAULT_CAUSES] == [1, 0, 0, 0, 1, 0]
     assert (value("resumed_requests_total"), value("stale_frames_total")) == (4, 4)
     assert value("last_recovery_seconds") == 1.5
+
+
+def test_a_request_for_vectors_has_no_tokens_of_an_answer() -> None:
+    metrics = ServingMetrics("m")
+    times = dataclasses.replace(TIMES, first_token_time=None)
+    metrics.request_finished(
+        dataclasses.replace(finished("stop", times=times), num_generation_tokens=0, makes_text=False)
+    )
+    value = Scraped(metrics)
+    assert value("prompt_tokens_total") == 10
+    assert value("request_success_total", finished_reason="stop") == 1
+    assert value("e2e_request_latency_seconds_sum") == 2.5
+    assert value("request_queue_time_seconds_sum") == 0.25
+    assert value("request_inference_time_seconds_sum") == 2.25
+    for name in (
+        "request_prefill_time_seconds",
+        "request_decode_time_seconds",
+        "request_generation_tokens",
+        "request_params_n",
+    ):
+        assert value(f"{name}_count") == 0, name
+    assert value("time_to_first_token_seconds_count") == 0

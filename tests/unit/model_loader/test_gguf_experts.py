@@ -14,6 +14,7 @@ from inflight.config.ranks import RankLayout
 from inflight.config.unknown_family import describe_model
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.errors import CheckpointError, UnsupportedModelError
+from inflight.model_loader.stacked_experts import StackedExperts
 from tests.support.full_context_attention import run_prompt
 from tests.support.gguf_experts import CONFIGS, write_mixture
 from tests.support.gguf_files import Number, floats
@@ -120,11 +121,12 @@ def test_an_unknown_function_is_named_by_its_key(tmp_path: Path) -> None:
 def test_experts_in_two_forms(tmp_path: Path) -> None:
     stacked, single = floats(torch.ones(2, 8, 256)), floats(torch.ones(8, 256))
     tensors = {"blk.0.ffn_gate_exps.weight": stacked, "blk.0.ffn_gate.1.weight": single}
-    message = (
-        r"experts\.1\.gate_proj\.weight is there twice, in blk\.0\.ffn_gate_exps\.weight and in blk\.0\.ffn_gate\.1\."
-    )
+    message = r"experts\.1\.gate_proj\.weight is both in .*experts\.gate_proj and a tensor of its own"
     with pytest.raises(CheckpointError, match=message):
-        source_of(tmp_path, tensors)
-    for name, shape in (("ffn_up_exps", (8, 256)), ("ffn_gate_up_exps", (2, 7, 256))):
-        with pytest.raises(CheckpointError, match=rf"{name}\.weight has shape .*should be \[experts, rows, columns\]"):
-            source_of(tmp_path, {f"blk.0.{name}.weight": floats(torch.ones(shape))})
+        StackedExperts(source_of(tmp_path, tensors))
+    both = {f"blk.0.ffn_{name}_exps.weight": floats(torch.ones(2, 8, 256)) for name in ("gate", "gate_up")}
+    with pytest.raises(CheckpointError, match=r"0\.gate_proj\.weight .*gate_up_proj .*gate_proj"):
+        StackedExperts(source_of(tmp_path, both))
+    for name, stack, shape in (("ffn_up_exps", "up_proj", (8, 256)), ("ffn_gate_up_exps", "gate_up_proj", (2, 7, 256))):
+        with pytest.raises(CheckpointError, match=rf"{stack} in .* shape "):
+            StackedExperts(source_of(tmp_path, {f"blk.0.{name}.weight": floats(torch.ones(shape))}))

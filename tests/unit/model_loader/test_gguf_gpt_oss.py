@@ -16,6 +16,7 @@ from inflight.config.gguf_config import read_model_config
 from inflight.config.parse_architecture import parse_architecture
 from inflight.errors import CheckpointError, UnsupportedModelError
 from inflight.model_loader.gguf_source import GgufSource
+from inflight.model_loader.stacked_experts import StackedExperts
 from tests.support.full_context_attention import run_prompt
 from tests.support.model_zoo import write_model
 from tests.support.mxfp4_checkpoints import CONFIG, NUM_EXPERTS
@@ -121,7 +122,7 @@ def test_a_file_is_the_model_of_its_weights(
 def test_biases_are_read_in_parts(tmp_path: Path) -> None:
     plain, file = write(tmp_path, GGMLQuantizationType.MXFP4)
     truth = load_file(plain / "model.safetensors")["model.layers.1.mlp.experts.gate_up_proj_bias"]
-    source = GgufSource(file, parse_architecture(read_model_config(file)))
+    source = StackedExperts(GgufSource(file, parse_architecture(read_model_config(file))))
     for expert in range(NUM_EXPERTS):
         found = read(source, f"model.layers.1.mlp.experts.{expert}.up_proj.bias", slice(5, 70))
         assert torch.equal(as_floats(found), truth[expert, 1::2][5:70])
@@ -130,7 +131,11 @@ def test_biases_are_read_in_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("ffn_up_exps.bias", (4, 96, 1), r"ffn_up_exps\.bias has shape \[4, 96, 1\]; it should be \[experts, rows\]"),
+        (
+            "ffn_up_exps.bias",
+            (4, 96, 1),
+            r"experts\.up_proj_bias in .* has shape \[4, 96, 1\]; it should be \[experts, rows\]",
+        ),
         ("ffn_up_exps.bias", (5, 96), r"does not account for: .*experts\.4\.up_proj\.bias"),
         ("ffn_up_exps.bias", None, r"lacks .*experts\.0\.up_proj\.bias"),
         ("ffn_gate_up_exps.bias", (4, 192), r"blk\.0\.ffn_gate_up_exps\.bias"),

@@ -334,7 +334,7 @@ def test_a_scale_that_is_not_finite_is_refused(
     tensors = load_file(quantized / "model.safetensors")
     tensors[f"{MODULE}.{scales}"][1, 1] = value
     save_file(tensors, quantized / "model.safetensors")
-    with pytest.raises(CheckpointError, match=rf"{MODULE}\.\w+ has scales that are NaN or infinite"):
+    with pytest.raises(CheckpointError, match=rf"{MODULE}\.\w+ .*NaN"):
         load(quantized)
 
 
@@ -425,7 +425,5 @@ def test_a_format_that_config_json_does_not_name_is_refused(tmp_path: Path) -> N
     config = json.loads((quantized / "config.json").read_text())
     del config["quantization_config"]
     (quantized / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        CheckpointError, match=r"lacks model.*seems to be quantized \(model.*qweight\), but no quantization_config"
-    ):
+    with pytest.raises(CheckpointError, match=r"lacks model.*\(model.*qweight\)"):
         load(quantized)

@@ -88,7 +88,7 @@ def test_what_is_no_format(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_batch_invariance_is_promised_or_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"batch_invariant=True cannot be kept here: its attention"):
+    with pytest.raises(ConfigError, match=r"^batch_invariant=True .*attention"):
         load(folder, QuantizationConfig(), batch_invariant=True)
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
     with pytest.raises(ConfigError, match=r"cannot be kept here: its linear layers"):
@@ -111,9 +111,7 @@ def test_a_weight_that_is_not_finite_is_not_quantized(folder: Path, tmp_path: Pa
         QuantizationConfig(layers="int4"),
         QuantizationConfig(head="int8"),
     ):
-        with pytest.raises(
-            CheckpointError, match=f"{name} has elements that are NaN or infinite, which cannot be quantized"
-        ):
+        with pytest.raises(CheckpointError, match=f"{name} .*NaN"):
             load(damaged, config)
     load(damaged, QuantizationConfig())  # in floats, each answer that meets it ends with an error
 
@@ -125,5 +123,5 @@ def test_batch_invariance_of_recurrent_layers(family: str, tmp_path: Path) -> No
     there the only reason is the attention, a stand-in here."""
     model = write_model(FAMILY_CONFIGS[family][0], tmp_path / "model", seed=1)
     reason = "its attention" if family == "lfm2" else "the results of its recurrent layers"
-    with pytest.raises(ConfigError, match=f"batch_invariant=True cannot be kept here: {reason}"):
+    with pytest.raises(ConfigError, match=f"^batch_invariant=True .*{reason}"):
         load(model, QuantizationConfig(), batch_invariant=True)

@@ -21,6 +21,8 @@ NEEDED: dict[str, tuple[int, ...]] = {f"m.{name}.weight": (2, 3) for name in ("a
 class Played:
     """A model that needs these tensors, and leaves those whose name begins with "unread" unread."""
 
+    tower = None
+
     def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
         self.shapes = shapes
 
@@ -84,7 +86,7 @@ def test_a_tensor_that_is_missing() -> None:
 @pytest.mark.parametrize("suffix", ["qweight", "weight_packed", "weight_scale", "weight_scale_inv", "weight.absmax"])
 def test_a_checkpoint_that_seems_to_be_quantized(suffix: str) -> None:
     for without, words in (("m.b.weight", "lacks"), ("", "does not account for")):
-        with pytest.raises(CheckpointError, match=rf"{words}.*seems to be quantized \(m\.b\.{suffix}\), but no"):
+        with pytest.raises(CheckpointError, match=rf"{words}.*\(m\.b\.{suffix}\)"):
             checked({f"m.b.{suffix}": stored()}, without=without)
     with pytest.raises(CheckpointError) as caught:
         checked({f"m.b{suffix}": stored()})

@@ -9,7 +9,9 @@ import torch
 
 from inflight.config.engine import QuantizationConfig
 from inflight.errors import ConfigError
+from inflight.layers.gpu_linear import GpuLinear
 from inflight.layers.linear import Linear
+from inflight.layers.moe import FusedMoE
 from inflight.layers.vocab import LogitsHead
 from inflight.layers.weights import Loadable
 from tests.support.full_context_attention import load, run_prompt
@@ -31,12 +33,12 @@ ALIKE = {
     "minicpm3": "deepseek_v3",
     "glm4_moe_lite": "deepseek_v3",
     "glm4_moe": "qwen2_moe",
+    "ernie4_5_moe": "qwen2_moe",
+    "hunyuan_v1_moe": "qwen2_moe",
+    "phimoe": "qwen2_moe",
 }
-# on a GPU transformers' code computes it, and no kernel for GPUs knows its gate
-ONLY_ON_CPU = {"gpt_oss"}
 FAMILIES = [
-    pytest.param(family, marks=pytest.mark.full_gpu) if family in ALIKE else family
-    for family in sorted(FAMILY_CONFIGS.keys() - ONLY_ON_CPU)
+    pytest.param(family, marks=pytest.mark.full_gpu) if family in ALIKE else family for family in sorted(FAMILY_CONFIGS)
 ]
 
 
@@ -69,6 +71,25 @@ def test_weights_of_fewer_bits(quantization: str, most: float, folder: Path, mon
     assert {choice.num_rows for choice in choices} == {1, 2, 4, 8, 16}
     assert not any(choice.way == "library" for choice in choices)
     torch.testing.assert_close(run_prompt(model, PROMPT), by_library, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("family", "quantization", "most"), [("gpt_oss", "int8", 0.25), ("qwen2_moe", "int4", 0.6)])
+def test_experts_of_fewer_bits(
+    family: str, quantization: str, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where two experts have nearly equal scores, other weights may choose the other one, so the bounds are wide. The tests of
+    the kernels have narrow ones."""
+    folder = write_model(FAMILY_CONFIGS[family][0], tmp_path / "model", seed=1)
+    truth = run_prompt(load(folder), PROMPT)
+    use_gpu_layers(monkeypatch)
+    model = load(folder, QuantizationConfig(layers=quantization, group_size=32))
+    assert 0.001 < (run_prompt(model, PROMPT) - truth).norm() / truth.norm() < most
+    layers = [module for module in model.modules() if isinstance(module, FusedMoE)]
+    assert layers and all(layer.together is not None for layer in layers)
+    method = layers[0].linear  # it measures other layers, and keeps no experts one by one
+    assert isinstance(method, GpuLinear)
+    left = [layer for layer in model.modules() if isinstance(layer, Linear) and hasattr(layer, "multiply")]
+    assert {*map(id, method._layers)} == {id(layer.multiply) for layer in left if layer.method is method}
 
 
 def test_batch_invariance_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

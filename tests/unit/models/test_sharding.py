@@ -24,7 +24,7 @@ from inflight.model_loader.checkpoint import open_file
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM, ModelStep
 from tests.support.full_context_attention import FullContextAttention, bind_caches, run_prompt
-from tests.support.model_zoo import FAMILY_CONFIGS, write_model
+from tests.support.model_zoo import FAMILY_CONFIGS, reference_model, write_model
 
 PROMPT = torch.arange(3, 40)
 ALONE = TensorParallelGroup()
@@ -71,9 +71,13 @@ def run_stages(stages: list[CausalLM]) -> Tensor:
         ("qwen3", 1, 4),  # tied, one key head, norms on heads
         ("qwen2", 3, 2),  # biases and windows
         ("gemma4", 0, 2),  # layers that read the cache of others, vectors of the tokens
+        ("gemma4", 3, 2),  # experts beside the MLP
         ("gemma4", 1, 2),  # values that are keys, one of those heads
         ("qwen3_5", 0, 2),  # recurrent layers
         ("lfm2_moe", 0, 2),
+        ("ernie4_5_moe", 0, 2),
+        ("phimoe", 0, 2),  # LayerNorms, a head with a bias
+        ("hunyuan_v1_moe", 1, 2),  # norms after the rotation
         ("qwen3_next", 0, 2),  # projections that are grouped by key heads
         ("lfm2", 1, 2),
         ("deepseek_v2", 0, 2),  # latent attention
@@ -95,6 +99,26 @@ def test_the_ranks_together_are_the_whole(tmp_path: Path, family: str, index: in
     assert all(torch.equal(found[0], other) for other in found)  # to the last bit
 
 
+@pytest.mark.parametrize(("family", "index"), [("qwen3_next", 2), ("qwen3_5_moe", 0)])
+@torch.inference_mode()
+def test_two_ranks_are_as_near_to_exact_logits_as_one(tmp_path: Path, family: str, index: int) -> None:
+    """In these models roundings grow from layer to layer, so that logits of one rank and of two may differ by more than 1e-4.
+    The truth is computed in float64: over 18 random models the largest error of two ranks was 0.6 to 1.4 times that of one."""
+    folder = write_model(FAMILY_CONFIGS[family][index], tmp_path / "model", seed=2)
+    truth = reference_model(folder, dtype=torch.float64)(PROMPT[None]).logits[0]
+    one = run_prompt(load(folder, "safetensors"), PROMPT)
+    worlds = ThreadWorlds(RankLayout(2, 1), timeout_seconds=60)
+
+    def logits(rank: int) -> Tensor:
+        with torch.inference_mode():
+            return run_prompt(load(folder, "safetensors", worlds.of(rank).tensor_parallel_group("model")), PROMPT)
+
+    with ThreadPoolExecutor(2) as ranks:
+        two, _ = ranks.map(logits, range(2))
+    error_of_one, error_of_two = (float((each.double() - truth).norm() / truth.norm()) for each in (one, two))
+    assert error_of_two < 2 * error_of_one < 1e-3
+
+
 @pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
 @pytest.mark.parametrize(
     ("family", "index", "partition"),
@@ -103,6 +127,8 @@ def test_the_ranks_together_are_the_whole(tmp_path: Path, family: str, index: in
         ("llama", 3, (1, 2)),
         ("qwen3", 4, (2, 1)),  # tied, windows
         ("qwen2", 3, (1, 2, 1)),
+        ("phimoe", 0, (1, 1)),
+        ("ernie4_5_moe", 1, (2, 4)),  # some layers have experts
     ],
 )
 def test_the_stages_one_after_the_other_are_the_whole(

@@ -159,6 +159,9 @@ def assert_same(found: list[Tensor], wanted: list[Tensor]) -> None:
         ("deepseek_v2", 1, {}),  # queries from a latent vector
         ("deepseek_v3", 2, {}),  # groups of experts
         ("ministral3", 0, {}),  # scaled queries
+        ("phimoe", 0, {}),  # LayerNorms
+        ("hunyuan_v1_moe", 0, {}),  # norms after the rotation
+        ("gemma4", 3, {}),  # experts beside the MLP
         ("gemma4", 0, {}),  # layers that read the cache of others, and vectors of the tokens
         ("olmo2", 0, {}),  # norms of all heads together, and none before the MLP
     ],

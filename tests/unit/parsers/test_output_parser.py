@@ -432,7 +432,8 @@ def test_a_long_text_that_looks_like_python_takes_linear_time(unit: str) -> None
         as_json("[" + unit * (num_chars // len(unit)), RepairBudget())
         return time.thread_time() - start
 
-    assert any(seconds(200_000) < 8 * max(seconds(50_000), 1e-3) for _ in range(3))
+    # in quadratic time, 200,000 characters take more than a second on any machine; in linear time, some hundredths of one
+    assert any(seconds(200_000) < 8 * max(seconds(50_000), 2e-2) for _ in range(3))
 
 
 def test_a_value_that_is_nested_too_deep_is_a_string() -> None:
@@ -476,9 +477,9 @@ def test_what_must_not_be_skipped() -> None:
 
 
 def test_names_that_are_none() -> None:
-    with pytest.raises(ConfigError, match="tool_call_parser='hermse' is unknown; allowed are auto, none, apertus"):
+    with pytest.raises(ConfigError, match=r"tool_call_parser='hermse' .*apertus"):
         create_output_parser("hermse", None, tools=TOOLS)
-    with pytest.raises(ConfigError, match="reasoning_parser='r1' is unknown; allowed are auto, none, hunyuan"):
+    with pytest.raises(ConfigError, match=r"reasoning_parser='r1' .*hunyuan"):
         create_output_parser(None, "r1", tools=None)
 
 

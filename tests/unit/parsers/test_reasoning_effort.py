@@ -30,3 +30,7 @@ def test_the_variables_of_the_server_count() -> None:
     template = ChatTemplate({"default": LOOP + "{% if enable_thinking %}{{ reasoning_effort }}{% endif %}"})
     assert writes_efforts(template, {"enable_thinking": True})
     assert not writes_efforts(None, None)
+
+
+def test_a_model_without_a_template_writes_none() -> None:
+    assert writes_efforts(ChatTemplate({}), None) is False

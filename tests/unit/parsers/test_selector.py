@@ -288,11 +288,9 @@ def test_settings_are_resolved() -> None:
         assert resolve_parsers(name, "none", None).tool == name
     for name in REASONING:
         assert resolve_parsers("none", name, None).reasoning == name
-    with pytest.raises(
-        ConfigError, match=r"tool_call_parser='x' is unknown; allowed are auto, none, apertus, .*deepseek_v3"
-    ):
+    with pytest.raises(ConfigError, match=r"tool_call_parser='x' .*deepseek_v3"):
         resolve_parsers("x", "auto", template)
-    with pytest.raises(ConfigError, match=r"reasoning_parser='x' is unknown; allowed are auto, none, .*deepseek_r1"):
+    with pytest.raises(ConfigError, match=r"reasoning_parser='x' .*deepseek_r1"):
         resolve_parsers("auto", "x", template)
 
 

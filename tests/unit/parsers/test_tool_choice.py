@@ -20,6 +20,8 @@ from inflight.sampling_params import SamplingParams
 from inflight.structured_output.spec import GrammarSpec
 from inflight.structured_output.structural_tag import StructuralTag, parse_structural_tag
 from inflight.structured_outputs_params import StructuredOutputsParams
+from tests.support.refusals import refused
+from tests.support.schema_generator import texts
 from tests.unit.parsers.parser_cases import parse
 from tests.unit.structured_output.grammar_case import POINT, backend, text_of, tokenizer, walk
 
@@ -149,7 +151,7 @@ def test_of_a_tool_that_is_not_strict_it_is_left_out_and_told() -> None:
     schema = {"type": "object", "properties": {"a": {"not": {}, "type": "integer"}, "b": {"$ref": "#/properties/a"}}}
     for markup in (HERMES, MARKUPS[2]):
         relaxed, told = backend("embedded").relax(spec_of([tool(), tool("odd", schema)], "required", markup=markup))
-        assert told == ["tools[1] ('odd'): #/properties/a/not"]
+        assert texts(told) == ["tools[1] ('odd'): #/properties/a/not"]
         if markup is HERMES:
             backend("embedded").compile(relaxed)
 
@@ -164,7 +166,7 @@ def test_what_zod_and_pydantic_write_is_taken(strict: bool) -> None:
     schema = {"type": "object", "properties": properties, "required": ["file"], "additionalProperties": False}
     for choice in ("auto", "required") if strict else ("required",):
         spec = spec_of([tool("f", schema, strict=strict)], choice)
-        told = backend("embedded").relax(spec)[1]
+        told = texts(backend("embedded").relax(spec)[1])
         assert sorted(told) == [
             "tools[0] ('f'): #/properties/file/format",
             "tools[0] ('f'): #/properties/set/items/format",
@@ -176,9 +178,7 @@ def test_what_zod_and_pydantic_write_is_taken(strict: bool) -> None:
 
 def test_a_one_of_that_may_overlap_is_named() -> None:
     schema = {"type": "object", "properties": {"a": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}}
-    with pytest.raises(
-        InvalidRequestError, match=r"^tools: .* a oneOf \(tools\[0\] \('plot'\): #/properties/a/oneOf\)"
-    ):
+    with refused("tools", "tools[0] ('plot'): #/properties/a/oneOf"):
         backend("embedded").compile(spec_of([tool(parameters=schema, strict=True)]))
 
 
@@ -328,9 +328,9 @@ def test_parameters_are_constrained_once_and_only_where_they_must_be() -> None:
     assert constrained == SamplingParams(temperature=0.5, structured_outputs=constraint(TOOLS))
     own = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
     assert constrain_tools(own, [tool()], parallel_tool_calls=False, markup=HERMES) is own
-    with pytest.raises(InvalidRequestError, match="regex and a strict tool both constrain the text"):
+    with refused("regex"):
         constrain_tools(own, TOOLS, markup=HERMES)
-    with pytest.raises(InvalidRequestError, match="regex and tool_choice='required' both constrain"):
+    with refused("regex"):
         constrain_tools(own, [tool()], "required", markup=HERMES)
 
 
@@ -433,9 +433,7 @@ def test_values_between_tags_of_a_strict_tool_are_what_its_schema_says_or_refuse
             tools = [tool("f", {"type": "object", "properties": {"s": schema}}, strict=strict)]
             spec = spec_of(tools, "required", markup=markup)
             if strict:
-                with pytest.raises(
-                    InvalidRequestError, match=r"tools\[0\] \('f'\): #/properties/s/.* is not supported"
-                ):
+                with refused("tools[0]", "#/properties/s/"):
                     backend("embedded").compile(spec)
             else:
                 assert admits("embedded", spec, markup.call("f", {"s": "text"}))
@@ -464,7 +462,7 @@ def test_white_space_and_leniency_of_the_json_are_kept() -> None:
     answer = StructuredOutputsParams(json={"type": "object", "not": {}}, separators=(", ", ": "), lenient=True)
     spec = with_answer(answer, TOOLS)
     assert spec.separators == (", ", ": ")
-    assert backend("embedded").relax(spec)[1] == ["response_format: #/not"]
+    assert texts(backend("embedded").relax(spec)[1]) == ["response_format: #/not"]
     with pytest.raises(InvalidRequestError, match=r"^response_format: #/not is not supported"):
         backend("embedded").relax(with_answer(replace(answer, lenient=False), TOOLS))
 

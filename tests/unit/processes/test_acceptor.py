@@ -129,7 +129,7 @@ def test_a_rank_tells_nothing_to_a_node_0_without_the_token_and_does_not_obey_it
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         listening = in_thread(lambda: rogue(server))
-        with pytest.raises(EngineError, match="is not node 0 of Inflight: it does not know the token"):
+        with pytest.raises(EngineError, match=r"not node 0 .*token"):
             connect(server.getsockname(), HELLO, TOKEN, max_seconds=300)
         listening.result(timeout=300)
     assert TOKEN.encode() not in b"".join(heard) and len(b"".join(heard)) == 68, "no Hello follows"

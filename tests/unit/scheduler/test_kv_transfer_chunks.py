@@ -198,10 +198,7 @@ def test_windows_and_states_are_stored_one_by_one() -> None:
 @pytest.mark.parametrize(("num_blocks", "num_slots", "num_groups"), [(14, 100, 1), (100, 8, 1), (100, 16, 2)])
 def test_a_chunk_that_never_fits_is_refused(num_blocks: int, num_slots: int, num_groups: int) -> None:
     windows = [None] * num_groups
-    with pytest.raises(
-        ConfigError,
-        match=r"blocks_per_chunk=4 needs 16 blocks of the KV cache and \d+ of host memory; they have .*; lower it",
-    ):
+    with pytest.raises(ConfigError, match=r"blocks_per_chunk=4 needs 16 blocks"):
         make(num_blocks, num_slots, windows=windows)
     make(max(15, num_blocks), max(num_slots, 1 + 8 * num_groups), windows=windows)
 

@@ -33,6 +33,7 @@ class Bench:
     ) -> None:
         self.asked: list[Any] = []
         cache: Any = SimpleNamespace(block_size=BLOCK_SIZE, share_prompt=self.share, get_computed_blocks=self.find)
+        cache.num_tokens_of = lambda computed: len(computed[0]) * BLOCK_SIZE if computed else 0
         self.shares = shares
         self.requests: dict[str, Request] = {}
         self.sharing = PromptSharing(self.requests, cache)

@@ -15,7 +15,8 @@ from inflight.errors import InvalidRequestError
 from inflight.structured_output import json_schema
 from inflight.structured_output.json_schema import ASSERTIONS, MAX_DEPTH, SchemaSupport, relax_schema, subschemas
 from inflight.structured_output.spec import RESPONSE_FORMAT, SchemaPart
-from tests.support.schema_generator import FORMATS, generate_schemas
+from tests.support.refusals import refused
+from tests.support.schema_generator import FORMATS, generate_schemas, texts
 
 SUPPORT = SchemaSupport(ASSERTIONS - {"not", "uniqueItems"}, frozenset({"date"}))
 
@@ -111,8 +112,8 @@ def test_what_is_neither_refused_nor_left_out(schema: object) -> None:
     assert relaxed == schema
 
 
-LENIENT = (SchemaPart("#", "tools[0] ('f')", is_strict=False),)
-STRICT = (SchemaPart("#", "tools[0] ('f')", is_strict=True),)
+LENIENT = (SchemaPart("#", "tools[0]", False, "f"),)
+STRICT = (SchemaPart("#", "tools[0]", True, "f"),)
 # the schema, what is left of it, what is told
 SOFT: list[tuple[Any, Any, list[str]]] = [
     ({"propertyNames": {"type": "string"}}, {}, []),
@@ -168,7 +169,7 @@ MALFORMED: list[tuple[Any, Any, list[str]]] = [
 @pytest.mark.parametrize(("schema", "left", "told"), MALFORMED)
 def test_malformed_keywords_are_left_out_of_a_lenient_schema(schema: Any, left: Any, told: list[str]) -> None:
     relaxed = copy.deepcopy(schema)
-    assert relax_schema(relaxed, SUPPORT, LENIENT) == [f"tools[0] ('f'): {path}" for path in told]
+    assert texts(relax_schema(relaxed, SUPPORT, LENIENT)) == [f"tools[0] ('f'): {path}" for path in told]
     assert relaxed == left
     for parts in (STRICT, (SchemaPart("#", RESPONSE_FORMAT, is_strict=False),)):
         with pytest.raises(InvalidRequestError):
@@ -192,7 +193,7 @@ def test_a_lenient_schema_is_never_refused_for_a_keyword(keyword: str) -> None:
 @pytest.mark.parametrize("parts", [LENIENT, STRICT])
 def test_what_is_left_out_of_every_schema(schema: Any, left: Any, told: list[str], parts: tuple[SchemaPart]) -> None:
     relaxed = copy.deepcopy(schema)
-    assert relax_schema(relaxed, SUPPORT, parts) == [f"tools[0] ('f'): {path}" for path in told]
+    assert texts(relax_schema(relaxed, SUPPORT, parts)) == [f"tools[0] ('f'): {path}" for path in told]
     assert relaxed == left
 
 
@@ -201,17 +202,17 @@ def test_what_is_left_out_of_a_lenient_schema_and_refused_in_a_strict_one(
     schema: Any, left: Any, told: list[str]
 ) -> None:
     relaxed = copy.deepcopy(schema)
-    assert relax_schema(relaxed, SUPPORT, LENIENT) == [f"tools[0] ('f'): {path}" for path in told]
+    assert texts(relax_schema(relaxed, SUPPORT, LENIENT)) == [f"tools[0] ('f'): {path}" for path in told]
     assert relaxed == left
     if "oneOf" not in schema:
-        with pytest.raises(InvalidRequestError, match=r"^tools\[0\] \('f'\): #/.* is not supported"):
+        with refused("tools[0]", "#/"):
             relax_schema(copy.deepcopy(schema), SUPPORT, STRICT)
 
 
 def test_an_object_does_not_forbid_what_a_pattern_that_is_left_out_admits() -> None:
     schema = {"patternProperties": {"^a": {}}, "additionalProperties": False, "properties": {"b": {}}}
     support = SchemaSupport(ASSERTIONS - {"patternProperties"})
-    assert relax_schema(schema, support, LENIENT) == [
+    assert texts(relax_schema(schema, support, LENIENT)) == [
         "tools[0] ('f'): #/patternProperties",
         "tools[0] ('f'): #/additionalProperties",
     ]
@@ -225,7 +226,7 @@ def test_each_part_is_as_strict_as_its_author_wants_and_named_after_it() -> None
         InvalidRequestError, match=r"^b: #/items/not is not supported; leave it out, or set strict to false"
     ):
         relax_schema(copy.deepcopy(schema), SUPPORT, parts)
-    assert relax_schema({"anyOf": schema["anyOf"][:1]}, SUPPORT, parts) == ["a: #/not"]
+    assert texts(relax_schema({"anyOf": schema["anyOf"][:1]}, SUPPORT, parts)) == ["a: #/not"]
 
 
 @given(st.integers(0, 10**6))
@@ -278,7 +279,7 @@ def test_a_one_of_that_is_read_as_any_of_is_told_unless_the_branches_exclude_eac
     branches: list[Any], is_told: bool
 ) -> None:
     support = SchemaSupport(ASSERTIONS - {"oneOf"})
-    told = relax_schema({"oneOf": branches}, support, [SchemaPart("#", "s", is_strict=False)])
+    told = texts(relax_schema({"oneOf": branches}, support, [SchemaPart("#", "s", is_strict=False)]))
     assert told == (["s: #/oneOf"] if is_told else [])
 
 

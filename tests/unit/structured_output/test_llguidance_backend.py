@@ -23,6 +23,8 @@ from inflight.structured_outputs_params import StructuredOutputsParams
 from inflight.tokenizer.tokenizer import Tokenizer
 from inflight.tokenizer.vocabulary_bytes import vocabulary_bytes
 from tests.support.fakes_tokenizer import trained
+from tests.support.refusals import refused
+from tests.support.schema_generator import texts
 from tests.unit.structured_output.grammar_case import (
     POINT,
     allowed_ids,
@@ -158,7 +160,7 @@ def test_a_special_token_in_a_tag_is_that_token() -> None:
     assert allowed_ids(mask_of(matcher, GRAMMAR))[0] == 1
     assert matcher.accept(1)
     assert matcher.is_accepting()
-    with pytest.raises(InvalidRequestError, match="must be a special token, or text without special tokens"):
+    with refused("structural_tag"):
         matcher_for(structural_tag=tag("a<|im_start|>b", "", "a<|im_start|>"))
 
 
@@ -326,7 +328,7 @@ def test_each_keyword_has_effect(schema: dict[str, Any], good: list[object], bad
 
 def test_a_one_of_that_may_overlap_is_named() -> None:
     schema = {"properties": {"a": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}}
-    with pytest.raises(InvalidRequestError, match=r"two branches of a oneOf \(#/properties/a/oneOf\)"):
+    with refused("json", "#/properties/a/oneOf"):
         matcher_for(json=schema)
 
 
@@ -387,13 +389,13 @@ BY_VALUE: list[tuple[dict[str, Any], str, str, str]] = [
 def test_a_value_that_the_library_cannot_enforce(schema: dict[str, Any], place: str, good: str, bad: str) -> None:
     """Not strict: left out and told, and all else is enforced. Strict: refused, with tool and keyword."""
     lenient = StructuredOutputsParams(json=schema, lenient=True)
-    assert GRAMMAR.relax(GrammarSpec.from_params(lenient))[1] == [f"response_format: {place}"]
+    assert texts(GRAMMAR.relax(GrammarSpec.from_params(lenient))[1]) == [f"response_format: {place}"]
     assert admits(good, json=schema, lenient=True)
     assert not admits(bad, json=schema, lenient=True)
     with pytest.raises(InvalidRequestError, match=f"^json: {re.escape(place)}[: ]"):
         matcher_for(json=schema)
     for is_strict in (False, True):
-        part = {"pointer": "#", "name": "tools[0] ('f')", "is_strict": is_strict}
+        part = {"pointer": "#", "param": "tools[0]", "is_strict": is_strict, "function": "f"}
         spec = tag("<tool_call>", "</tool_call>", "<tool_call>")
         spec["structures"][0] |= {"schema": schema, "parts": [list(part.values())]}
         constraint = GrammarSpec.from_params(StructuredOutputsParams(structural_tag=spec))
@@ -401,18 +403,18 @@ def test_a_value_that_the_library_cannot_enforce(schema: dict[str, Any], place: 
             with pytest.raises(InvalidRequestError, match=rf"^tools\[0\] \('f'\): {re.escape(place)}[: ]"):
                 GRAMMAR.compile(constraint)
         else:
-            assert GRAMMAR.relax(constraint)[1] == [f"tools[0] ('f'): {place}"]
+            assert texts(GRAMMAR.relax(constraint)[1]) == [f"tools[0] ('f'): {place}"]
             GRAMMAR.compile(constraint)
 
 
 def test_several_values_and_a_part_that_no_single_keyword_explains() -> None:
     patterns = {name: {"type": "string", "pattern": f"(?={name})"} for name in "abc"}
     params = StructuredOutputsParams(json={"type": "object", "properties": patterns}, lenient=True)
-    told = GRAMMAR.relax(GrammarSpec.from_params(params))[1]
+    told = texts(GRAMMAR.relax(GrammarSpec.from_params(params))[1])
     assert sorted(told) == [f"response_format: #/properties/{name}/pattern" for name in "abc"]
     both = {"type": "string", "pattern": "(?=a)", "allOf": [{"pattern": "(?=a)"}]}
     params = StructuredOutputsParams(json=both, lenient=True)
-    assert GRAMMAR.relax(GrammarSpec.from_params(params))[1]
+    assert texts(GRAMMAR.relax(GrammarSpec.from_params(params))[1])
     assert admits('"x"', json=both, lenient=True)
 
 
@@ -432,7 +434,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_backend() is LLGuidanceBackend
     monkeypatch.delitem(sys.modules, "inflight.structured_output.llguidance_backend")
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(ConfigError, match="need the package 'llguidance': pip install 'llguidance'"):
+    with pytest.raises(ConfigError, match="pip install 'llguidance'"):
         load_backend()
 
 

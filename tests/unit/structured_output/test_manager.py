@@ -194,8 +194,8 @@ def test_a_bound_for_the_reasoning_of_a_free_text(manager: StructuredOutputManag
 def test_a_grammar_that_cannot_be_compiled_fails_its_request(manager: StructuredOutputManager) -> None:
     start(manager, "bad", StructuredOutputsParams(regex="("))
     start(manager, "good", YES_NO)
-    assert manager.failure("bad").startswith("regex: ")
-    assert manager.failure("good") == ""
+    assert manager.failure("bad").startswith("regex: ") and manager.failure_param("bad") == "regex"
+    assert manager.failure("good") == manager.failure_param("good") == ""
     filled = manager.fill([MaskRequest("bad", []), MaskRequest("good", [])])
     assert set(filled.masks[0]) == {-1}
     np.testing.assert_array_equal(filled.masks[1], expected_mask(YES_NO, []))

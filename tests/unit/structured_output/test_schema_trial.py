@@ -11,6 +11,7 @@ from inflight.structured_output import schema_trial
 from inflight.structured_output.json_schema import subschemas
 from inflight.structured_output.schema_trial import MAX_FOUND, find_refused, leave_out_refused, never_ends
 from inflight.structured_output.spec import SchemaPart
+from tests.support.schema_generator import texts
 
 WHOLE = [SchemaPart("#", "format", is_strict=False)]
 
@@ -39,7 +40,7 @@ def patterns(names: str, **more: Any) -> dict[str, Any]:
 def test_each_refused_keyword_is_left_out_and_all_others_stay_in_order() -> None:
     schema = patterns("ab", required=["b"])
     schema["properties"]["a"] = {"minLength": 1, "pattern": "a", "maxLength": 2}
-    told = leave_out_refused(schema, refuses_patterns, WHOLE, "json")
+    told = texts(leave_out_refused(schema, refuses_patterns, WHOLE, "json"))
     assert sorted(told) == ["format: #/properties/a/pattern", "format: #/properties/b/pattern"]
     expected = patterns("ab", required=["b"])
     expected["properties"] = {"a": {"minLength": 1, "maxLength": 2}, "b": {}}
@@ -62,7 +63,7 @@ def test_what_holds_the_refused_keyword_stays(holder: dict[str, Any], path: str)
     expected = json.loads(
         json.dumps(holder).replace('"pattern": "a", ', "").replace(', "pattern": "a"', "").replace('"pattern": "a"', "")
     )
-    assert leave_out_refused(holder, refuses_patterns, WHOLE, "json") == [f"format: {path}/pattern"]
+    assert texts(leave_out_refused(holder, refuses_patterns, WHOLE, "json")) == [f"format: {path}/pattern"]
     assert holder == expected
 
 
@@ -71,11 +72,11 @@ def test_lenient_parts_of_a_strict_list_are_relaxed() -> None:
     parts = [SchemaPart(f"#/items/anyOf/{i}", f"tools[{i}]", is_strict=False) for i in range(2)]
     tools = {"properties": {"x": {"pattern": "a"}}, "type": "object"}, {"type": "object"}
     schema: dict[str, Any] = {"type": "array", "items": {"anyOf": [*tools]}}
-    assert leave_out_refused(schema, refuses_patterns, parts, "json") == ["tools[0]: #/properties/x/pattern"]
+    assert texts(leave_out_refused(schema, refuses_patterns, parts, "json")) == ["tools[0]: #/properties/x/pattern"]
     assert schema == {"type": "array", "items": {"anyOf": [{"properties": {"x": {}}, "type": "object"}, tools[1]]}}
     both = {"type": "object", "properties": {"x": {"pattern": "a", "allOf": [{"pattern": "a"}]}}}
     schema["items"]["anyOf"][0] = both
-    assert leave_out_refused(schema, refuses_any_pattern, parts, "json") == ["tools[0]: #"]
+    assert texts(leave_out_refused(schema, refuses_any_pattern, parts, "json")) == ["tools[0]: #"]
     assert schema == {"type": "array", "items": {"anyOf": [{"type": "object"}, tools[1]]}}
 
 
@@ -88,7 +89,7 @@ def test_a_reference_into_what_was_left_out_is_left_out_too() -> None:
 
     bad = {"anyOf": [{"pattern": "a"}, {"pattern": "b"}, {"pattern": "c"}]}
     schema: dict[str, Any] = {"properties": {"a": bad, "b": {"$ref": "#/properties/a/anyOf/0"}}}
-    told = leave_out_refused(schema, refuses, WHOLE, "json")
+    told = texts(leave_out_refused(schema, refuses, WHOLE, "json"))
     assert told == ["format: #/properties/a/anyOf", "format: #/properties/b/$ref"]
     assert schema == {"properties": {"a": {}, "b": {}}}
 
@@ -97,7 +98,7 @@ def test_a_large_schema_loses_no_more_than_a_small_one(monkeypatch: pytest.Monke
     """What the guilty keyword does not hold is not tried."""
     schema = {"properties": {str(i): {"minLength": 1} for i in range(50)}, "patternProperties": {"(?!a)": {}}}
     monkeypatch.setattr(schema_trial, "MAX_TRIED_CHARACTERS", 10 * len(json.dumps(schema)))
-    told = leave_out_refused(schema, lambda given: str("(?!a)" in json.dumps(given) or ""), WHOLE, "json")
+    told = texts(leave_out_refused(schema, lambda given: str("(?!a)" in json.dumps(given) or ""), WHOLE, "json"))
     assert told == ["format: #/patternProperties"] and len(schema["properties"]) == 50
 
 
@@ -113,10 +114,10 @@ def test_a_search_that_finds_nothing_changes_nothing() -> None:
 def test_what_a_strict_part_has_stays() -> None:
     for lenient, told in ((False, []), (True, ["tools[1]: #/pattern"])):
         schema, parts = two_tools(patterns("a"), {"pattern": "b"}, strict=(True, not lenient))
-        assert leave_out_refused(schema, refuses_patterns, parts, "json") == told
+        assert texts(leave_out_refused(schema, refuses_patterns, parts, "json")) == told
         assert schema["properties"] == {"0": patterns("a"), "1": {} if lenient else {"pattern": "b"}}
     schema, parts = two_tools({"pattern": "a"}, {}, strict=(False, True))
-    assert leave_out_refused(schema, refuses_patterns, parts, "json") == ["tools[0]: #/pattern"]
+    assert texts(leave_out_refused(schema, refuses_patterns, parts, "json")) == ["tools[0]: #/pattern"]
     assert schema["properties"] == {"0": {}, "1": {}}
     schema, parts = two_tools({"pattern": "a"}, {})
     schema["pattern"] = "of no part"
@@ -132,11 +133,11 @@ def test_additional_properties_are_left_out_with_pattern_properties() -> None:
         return str("patternProperties" in json.dumps(schema)).replace("False", "")
 
     schema = {"patternProperties": {"^a": {}}, "additionalProperties": False, "required": ["a"]}
-    told = leave_out_refused(schema, refuses, WHOLE, "json")
+    told = texts(leave_out_refused(schema, refuses, WHOLE, "json"))
     assert told == ["format: #/patternProperties", "format: #/additionalProperties"]
     assert schema == {"required": ["a"]}
     schema = {"patternProperties": {"^a": {}}, "required": ["a"]}
-    assert leave_out_refused(schema, refuses, WHOLE, "json") == ["format: #/patternProperties"]
+    assert texts(leave_out_refused(schema, refuses, WHOLE, "json")) == ["format: #/patternProperties"]
 
 
 @pytest.mark.parametrize("guilty", [0, 1])
@@ -144,7 +145,7 @@ def test_a_part_that_no_keyword_explains_is_emptied_but_for_its_type(guilty: int
     innocent = {"required": ["x"], "type": "object", "minProperties": 1}
     tools = [innocent, patterns("ab")] if guilty else [patterns("ab"), innocent]
     schema, parts = two_tools(tools[0], tools[1])
-    assert leave_out_refused(schema, refuses_any_pattern, parts, "json") == [f"tools[{guilty}]: #"]
+    assert texts(leave_out_refused(schema, refuses_any_pattern, parts, "json")) == [f"tools[{guilty}]: #"]
     assert schema["properties"][str(guilty)] == {"type": "object"}
     assert json.dumps(schema["properties"][str(1 - guilty)]) == json.dumps(innocent)
 
@@ -152,13 +153,13 @@ def test_a_part_that_no_keyword_explains_is_emptied_but_for_its_type(guilty: int
 @pytest.mark.parametrize("kind", [None, ["object", "null"]])
 def test_a_part_without_one_type_becomes_empty(kind: object) -> None:
     schema = patterns("ab", type=kind)
-    assert leave_out_refused(schema, refuses_any_pattern, WHOLE, "json") == ["format: #"]
+    assert texts(leave_out_refused(schema, refuses_any_pattern, WHOLE, "json")) == ["format: #"]
     assert schema == {}
 
 
 def test_strict_parts_and_parts_that_are_true_or_false_are_not_changed() -> None:
     schema, parts = two_tools(True, patterns("ab"))
-    assert leave_out_refused(schema, refuses_any_pattern, parts, "json") == ["tools[1]: #"]
+    assert texts(leave_out_refused(schema, refuses_any_pattern, parts, "json")) == ["tools[1]: #"]
     assert schema["properties"] == {"0": True, "1": {"type": "object"}}
     schema, parts = two_tools(patterns("ab"), patterns("cd"), strict=(True, False))
     assert leave_out_refused(schema, refuses_any_pattern, parts, "json") == []
@@ -175,7 +176,7 @@ def test_what_no_part_explains_is_left_to_the_library() -> None:
 def test_after_many_keywords_a_whole_part_is_left_out(count: int) -> None:
     names = [chr(ord("A") + i) for i in range(count)]
     schema: dict[str, Any] = {"type": "object", "properties": {name: {"pattern": name} for name in names}}
-    told = leave_out_refused(schema, refuses_patterns, WHOLE, "json")
+    told = texts(leave_out_refused(schema, refuses_patterns, WHOLE, "json"))
     assert len(told) == count
     assert set(told[:MAX_FOUND]) <= {f"format: #/properties/{name}/pattern" for name in names}
     assert told[MAX_FOUND:] == ["format: #"] * (count > MAX_FOUND)

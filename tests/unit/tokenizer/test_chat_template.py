@@ -194,7 +194,7 @@ def test_a_template_is_chosen_by_its_name(tmp_path: Path) -> None:
 
 def test_without_a_template_only_rendering_fails(tmp_path: Path) -> None:
     template = ChatTemplate.from_folder(save_folder(tmp_path, "byte_level"))
-    with pytest.raises(TokenizerError, match=r"no chat template.*give the engine one with chat_template"):
+    with pytest.raises(TokenizerError, match=r"no chat template"):
         template.render(MESSAGES)
 
 

@@ -202,7 +202,7 @@ def test_it_is_the_sentencepiece_model_that_was_converted(tmp_path: Path, has_pr
         assert ours.decode(found) == truth.decode(found)
     assert ours.encode("a<tool>b", add_special_tokens=False)[1:-1].count(3) == 1
     metadata = {**file.metadata, "tokenizer.ggml.precompiled_charsmap": np.ones(3, dtype=np.int8)}
-    with pytest.raises(TokenizerError, match="'llama' can, if the file has no normalisation of its own"):
+    with pytest.raises(TokenizerError, match="'llama' can, "):
         gguf_tokenizer(replace(file, metadata=metadata))
 
 

@@ -15,12 +15,11 @@ import pytest
 from inflight.config.engine import EngineConfig
 from inflight.config.ranks import places_on
 from inflight.device.cpu import CpuDevice
+from inflight.worker.core_binding import CALM_SECONDS, CoreBinding
 from inflight.worker.core_sharing import (
-    CALM_SECONDS,
     LOG_CALM_SECONDS,
     LOG_WINDOW_SECONDS,
     WINDOW_SECONDS,
-    CoreBinding,
     CoreSharing,
     CoreWatch,
     LeaderPlace,

@@ -77,7 +77,7 @@ def test_a_mask_for_each_draw(step: tuple[SchedulerOutput, StepInputs]) -> None:
         second, GrammarOutput(rows=ints(0, 3), num_masks=ints(2, 3), masks=masks), inputs.draw_start_loc
     )
     assert found.rows.tolist() == [0, 1, 5, 6, 7]
-    with pytest.raises(AssertionError, match=r"draw \[2, 3\] tokens, but have masks for \[3, 2\]"):
+    with pytest.raises(AssertionError, match=r"draw \[2, 3\] .*\[3, 2\]"):
         grammar_masks(second, GrammarOutput(rows=ints(0, 3), num_masks=ints(3, 2), masks=masks), inputs.draw_start_loc)
 
 
@@ -90,7 +90,7 @@ def test_masks_of_no_rows_are_none_and_rows_that_draw_nothing_have_none(
     assert grammar_masks(second, nothing, inputs.draw_start_loc) is None  # the step is void
     assert grammar_masks(second, None, inputs.draw_start_loc) is None
     wrong = GrammarOutput(rows=ints(1), num_masks=ints(1), masks=np.zeros((1, 1), dtype=np.int32))
-    with pytest.raises(AssertionError, match="grammar masks for rows that draw no token"):
+    with pytest.raises(AssertionError, match="masks for rows"):
         grammar_masks(second, wrong, inputs.draw_start_loc)
 
 

@@ -14,7 +14,14 @@ import torch
 from inflight.device.cpu import CpuDevice
 from inflight.kernels.cpu.library import load_kernels
 from inflight.kernels.cpu.recording import KernelLibrary
-from inflight.worker.fewer_threads import DECISION_SECONDS, MOST_PATIENCE, ComputeThreads, FewerThreads, thread_ids
+from inflight.worker.fewer_threads import (
+    DECISION_SECONDS,
+    MOST_PATIENCE,
+    PAUSE_SECONDS,
+    ComputeThreads,
+    FewerThreads,
+    thread_ids,
+)
 
 STEP = 0.02  # seconds between two calls
 
@@ -62,6 +69,14 @@ class Machine:
             self.policy.update()
         return self.threads.used
 
+    def pause(self, seconds: float, *, num_busy: int) -> list[int]:
+        """Then a step begins. Returns the numbers of threads that were chosen."""
+        self.threads.used.clear()
+        self.idle += seconds * max(0, len(self.threads.cores) - num_busy)
+        self.now += seconds
+        self.policy.begin()
+        return self.threads.used
+
 
 def test_a_core_is_left_to_a_busy_program_until_it_ends() -> None:
     machine = Machine(2)
@@ -90,6 +105,19 @@ def test_attempts_in_vain_become_rare() -> None:
     assert machine.run(2 * MOST_PATIENCE * DECISION_SECONDS, num_busy=0)[-1] == 4
     machine.run(0.3, num_busy=1)
     assert machine.run(0.5, num_busy=0) == [4], "after a success, the next attempt comes at once"
+
+
+def test_the_first_step_after_a_pause_leaves_out_the_cores_that_were_busy() -> None:
+    machine = Machine(4)
+    assert machine.pause(5.0, num_busy=4) == [], "before the first step, the engine itself is what computes"
+    machine.run(1.0, num_busy=0)
+    assert machine.pause(PAUSE_SECONDS / 2, num_busy=1) == []
+    assert machine.pause(1.0, num_busy=1) == [3]
+    assert machine.run(1.0, num_busy=1) == []
+    assert machine.pause(1.0, num_busy=4) == [2], "at least half of the threads compute"
+    machine.run(STEP, num_busy=4)
+    assert machine.pause(1.0, num_busy=0) == [4]
+    assert machine.run(1.0, num_busy=0) == []
 
 
 def test_short_waits_change_nothing() -> None:

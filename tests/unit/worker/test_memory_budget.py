@@ -255,12 +255,10 @@ def test_a_size_that_can_never_be_had_is_refused() -> None:
 
 def test_ranks_on_one_machine_share_its_memory() -> None:
     budget(22 * GIB, num_ranks=2, memory_bytes=10 * GIB).check_before_loading(weights(GIB))
-    with pytest.raises(OutOfMemoryError, match=r"is free, which 2 ranks share; lower it to 9\.00 GiB at most"):
+    with pytest.raises(OutOfMemoryError, match=r"2 ranks share.*9\.00 GiB"):
         budget(20 * GIB, num_ranks=2, memory_bytes=10 * GIB).check_before_loading(weights(GIB))
 
 
 def test_where_the_weights_leave_nothing_there_is_no_size_to_propose() -> None:
-    with pytest.raises(
-        OutOfMemoryError, match=r"is free; free memory, use a smaller model, or do not set kv_cache_memory_bytes"
-    ):
+    with pytest.raises(OutOfMemoryError, match=r"do not set kv_cache_memory_bytes"):
         budget(2 * GIB, memory_bytes=GIB).check_before_loading(weights(2 * GIB))

@@ -29,7 +29,7 @@ def test_a_trace_shows_the_steps(tmp_path: Path, size: int) -> None:
         distributed_executor_backend="uni",
     )
     call = llm.llm_engine.executor.collective_rpc
-    with pytest.raises(StepError, match=r"not running; start it first: profile\(True, folder\)"):
+    with pytest.raises(StepError, match=r"not running"):
         call("profile", (False,))
     assert call("profile", (True, str(tmp_path / "traces"))) == [None] * size
     with pytest.raises(StepError, match="running already"):

@@ -20,7 +20,8 @@ from inflight.distributed.world import LoneWorld
 from inflight.errors import ConfigError
 from inflight.interface.worker import Rendezvous
 from inflight.worker import startup
-from inflight.worker.core_sharing import CoreBinding, CoreWatch, LeaderPlace
+from inflight.worker.core_binding import CoreBinding
+from inflight.worker.core_sharing import CoreWatch, LeaderPlace
 from inflight.worker.fewer_threads import FewerThreads
 from tests.conformance.configs import engine_config
 
@@ -116,7 +117,7 @@ def test_what_the_operating_system_refuses(machine: Machine, caplog: pytest.LogC
 def test_without_kernels_nothing_is_bound(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup, "load_kernels", lambda: None)
     assert machine.start("auto")._binding is None
-    with pytest.raises(ConfigError, match="cpu_threads_bind='3,4' needs the C\\+\\+ kernels"):
+    with pytest.raises(ConfigError, match=r"^cpu_threads_bind='3,4'"):
         machine.start("3,4")
     assert machine.bound == []
 

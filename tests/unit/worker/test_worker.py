@@ -87,7 +87,7 @@ def test_a_worker_that_fails_outside_of_steps_leaves_its_groups(folder: Path) ->
     def fail(num_tokens: int) -> None:
         raise RuntimeError("bad luck")
 
-    worker.runner.dummy_run = fail  # type: ignore[method-assign, assignment]
+    worker.runner.dummy_run = fail  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="bad luck"):
         worker.execute_dummy_batch()
     assert reasons == ["it failed"]

@@ -79,7 +79,7 @@ def test_a_failed_step_of_several_ranks_is_the_end_and_its_cause_is_raised(caplo
         asked.append(error)
         return cause
 
-    engine.executor.root_cause = root_cause  # type: ignore[attr-defined]
+    engine.executor.root_cause = root_cause
     engine.add("a", [1] * 5, 20)
     engine.step()
     with pytest.raises(StepError) as caught:
@@ -94,7 +94,7 @@ def test_a_failed_step_of_several_ranks_is_the_end_and_its_cause_is_raised(caplo
 def test_a_failure_that_is_left_over_is_the_end_of_several_ranks_too() -> None:
     engine = MockEngine(depth=2)
     engine.core._has_peers = True
-    engine.executor.root_cause = lambda error: error  # type: ignore[attr-defined]
+    engine.executor.root_cause = lambda error: error
     fail_on(engine, 1, StepError("bad luck", rank=0, step_id=1))
     engine.add("a", [1] * 5, 10, stop=frozenset(range(VOCAB_SIZE)))
     engine.step()

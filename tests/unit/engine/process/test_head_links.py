@@ -127,9 +127,7 @@ def test_a_refusal_is_final_only_in_a_trial(caplog: pytest.LogCaptureFixture) ->
         with pytest.raises(ConfigError, match="dtype is bfloat16 at the replica"):
             await asyncio.to_thread(join_head, wrong, frozenset(), 60.0, is_trial=True)
         await replica.close()
-        with pytest.raises(
-            EngineError, match=rf"the head did not answer on 127.0.0.1:{port} within [0-9.]+ s: .*check that"
-        ):
+        with pytest.raises(EngineError, match=rf"127.0.0.1:{port} within "):
             await asyncio.to_thread(join_head, wrong, frozenset(), 0.1)
 
     run(test)

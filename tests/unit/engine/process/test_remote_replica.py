@@ -205,7 +205,7 @@ def test_who_does_not_fit_is_refused_and_both_sides_say_why(reason: str, caplog:
         replica.add(front_end())
         replica.start()
         number = REFUSALS[reason].get("number", 1)
-        with pytest.raises(ConfigError, match=rf"the head \(127.0.0.1:{port}\) refused replica {number}: .*{reason}"):
+        with pytest.raises(ConfigError, match=rf"127.0.0.1:{port}\) refused replica {number}: .*{reason}"):
             await joined(port, is_trial=True, **REFUSALS[reason])
         assert replica.state == "missing"
         await replica.close()
@@ -220,7 +220,7 @@ def test_a_second_machine_with_the_same_number_is_refused() -> None:
         _, replica = head_of(port)
         replica.start()
         spare = await joined(port)
-        with pytest.raises(ConfigError, match=r"expects no new replica 1 \(1 is here\); give"):
+        with pytest.raises(ConfigError, match=r"replica 1 \(1 is here\)"):
             await joined(port, is_trial=True)
         spare.close()
         await until(lambda: replica.spare is None)
@@ -247,7 +247,7 @@ def test_a_second_process_does_not_slip_in_while_the_first_one_connects_again(mo
         for _ in range(2):
             assert replica.spare is None
             parallel = config_of_replica(port, headless="two").parallel
-            with pytest.raises(ConfigError, match=r"expects no new replica 1 \(1 is here\); give"):
+            with pytest.raises(ConfigError, match=r"replica 1 \(1 is here\)"):
                 await asyncio.to_thread(join_head, parallel, frozenset(), 0.1)
             made.append(await joined(port, 0))  # the first process may
             await until(lambda: replica.spare is not None)
@@ -340,7 +340,7 @@ def test_strangers_harm_nothing(kind: str, monkeypatch: pytest.MonkeyPatch, capl
         if kind == "token":
             with monkeypatch.context() as patched:
                 patched.setenv("INFLIGHT_CLUSTER_TOKEN", "guessed")
-                with pytest.raises(ConfigError, match="INFLIGHT_CLUSTER_TOKEN is not the same as on the head"):
+                with pytest.raises(ConfigError, match=r"INFLIGHT_CLUSTER_TOKEN .*head"):
                     await joined(port, is_trial=True)
         else:
             hello = Hello(schema="", rank=1, world_size=1, nnodes=1)
@@ -374,9 +374,7 @@ def test_a_taken_port_and_a_missing_token(monkeypatch: pytest.MonkeyPatch) -> No
         port = free_port()
         with (
             socket.create_server(("127.0.0.1", port)),
-            pytest.raises(
-                ConfigError, match=rf"the head cannot listen on 127.0.0.1:{port} \(data_parallel_address, data_"
-            ),
+            pytest.raises(ConfigError, match=rf"127.0.0.1:{port} \(data_parallel_address, "),
         ):
             head_of(port)
         monkeypatch.delenv("INFLIGHT_CLUSTER_TOKEN")

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from inflight.engine.request.input_processor import ProcessedRequest
 from inflight.engine.request.output_processor import OutputProcessor
+from inflight.engine.request.processed import ProcessedRequest
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.interface.request import (
     EngineCoreOutput,

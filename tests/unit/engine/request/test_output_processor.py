@@ -192,8 +192,10 @@ def test_an_error_ends_its_request_only() -> None:
     processor = Processor(byte_tokenizer())
     processor.add_request(request("p"))
     processor.add_request(request("q"))
-    result = processor.process([output("p", [], FinishReason.ERROR, error="rank 0 is gone"), output("q", [97])])
-    assert [output.error for output in result.request_outputs] == ["rank 0 is gone"]
+    result = processor.process(
+        [output("p", [], FinishReason.ERROR, error="too large", error_param="regex"), output("q", [97])]
+    )
+    assert [(output.error, output.error_param) for output in result.request_outputs] == [("too large", "regex")]
     assert result.requests_to_abort == []
     assert [(r.request_id, r.outputs[0].finish_reason) for r in result.request_outputs] == [("p", "error")]
     assert processor.has_unfinished_requests()

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.config.reasoning import ReasoningConfig
-from inflight.engine.request.input_processor import InputProcessor, ProcessedRequest
+from inflight.engine.request.input_processor import InputProcessor
+from inflight.engine.request.processed import ProcessedRequest
 from inflight.engine.serving.admission import QueueLimits
 from inflight.engine.serving.async_llm import AsyncLLM
 from inflight.engine.serving.engine_client import EngineClient, EngineListener, EngineState
@@ -17,10 +18,14 @@ from inflight.engine.serving.engine_sockets import EngineSockets
 from inflight.engine.serving.replicas import Replicas
 from inflight.engine.serving.running_requests import RunningRequests
 from inflight.interface.codec import Message
-from inflight.interface.request import EngineCoreOutput, FinishReason
-from inflight.interface.serving import EngineOutputs, EngineReady
+from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, FinishReason
+from inflight.interface.serving import AddRequest, EngineOutputs, EngineReady
+from inflight.interface.statistics import SchedulerStats
 from inflight.metrics.observer import EngineObserver
+from inflight.multimodal.image_prompts import ImagePrompts
 from tests.support.fakes_tokenizer import byte_tokenizer
+
+DRAWN = 99  # the most tokens of a sequence that `request` makes
 
 
 class RecordingClient(EngineClient):
@@ -71,11 +76,11 @@ def front_end_of(
             load_format="dummy",
             max_model_len=2048,
             dtype="float32",
-            architecture=SimpleNamespace(vocab_size=256),
+            architecture=SimpleNamespace(vocab_size=256, vision=None),
         ),
     )
     parts: dict[str, Any] = {"chat_template": None, "default_params": None, "default_max_tokens": None}
-    processor = SimpleNamespace(config=config, tokenizer=byte_tokenizer(), **parts)
+    processor = SimpleNamespace(config=config, tokenizer=byte_tokenizer(), images=ImagePrompts(), **parts)
     clients: list[RecordingClient] = []
 
     def make(listener: EngineListener) -> list[RecordingClient]:
@@ -108,3 +113,20 @@ def answer(
     ]
     outputs = [EngineCoreOutput(request_id=each, new_token_ids=tuple(token_ids), finish_reason=finish) for each in ids]
     engine._replicas.engines[0].take_outputs(EngineOutputs(outputs=tuple(outputs), num_received=0, stats=None))
+
+
+def taken(client: RecordingClient) -> list[EngineCoreRequest]:
+    """Returns the sequences that were sent to this replica since the last call."""
+    found = [sequence for message in client.sent if isinstance(message, AddRequest) for sequence in message.sequences]
+    client.sent.clear()
+    return found
+
+
+def names(client: RecordingClient) -> list[str]:
+    return [sequence.request_id.split(".", 2)[2] for sequence in taken(client)]
+
+
+def report(client: RecordingClient, num_received: int, **state: Any) -> None:  # Any: fields of SchedulerStats
+    fields: dict[str, Any] = {"step_id": 0, "num_running": 0, "num_waiting": 0, "num_waiting_tokens": 0, **state}
+    stats = SchedulerStats(kv_cache_usage=0.0, **fields)
+    client.take_outputs(EngineOutputs(outputs=(), num_received=num_received, stats=stats))

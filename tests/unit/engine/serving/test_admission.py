@@ -14,6 +14,7 @@ from inflight.engine.serving.admission import Admission, Drain, QueueLimits
 from inflight.engine.serving.output_lengths import FIRST_LENGTH
 from inflight.errors import ConfigError, EngineClosedError, InvalidRequestError, OverloadedError
 from inflight.interface.statistics import SchedulerStats
+from tests.support.refusals import refused
 from tests.support.virtual_time import VirtualTimeLoop
 
 
@@ -76,15 +77,11 @@ def test_free_slots_do_not_count_while_sequences_wait() -> None:
 def test_the_bound_of_waiting_sequences_holds_for_an_idle_engine() -> None:
     admission = Admission(QueueLimits(max_queued_requests=4), max_num_seqs=3)
     admission.check(7, 0)
-    with pytest.raises(
-        InvalidRequestError, match=r"8 sequences \(prompts times n\) in one request; at most 7 are allowed"
-    ):
+    with refused("", "8 sequences", "at most 7"):
         admission.check(8, 0)
     admission.sent(1, 1)
     admission.check(6, 0)
-    with pytest.raises(
-        OverloadedError, match="0 sequences wait, at most 4 may wait, and this request would add 7"
-    ) as caught:
+    with pytest.raises(OverloadedError, match=r"0 .* 4 .* 7") as caught:
         admission.check(7, 0)
     assert caught.value.retry_after_seconds >= 1
 

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.shared.mock_executor import mock_tokens
 from inflight import LLM
-from inflight.engine.request.input_processor import ProcessedRequest
 from inflight.engine.request.output_processor import Update
+from inflight.engine.request.processed import ProcessedRequest
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.engine.serving.admission import QueueLimits
 from inflight.engine.serving.async_llm import AsyncLLM
@@ -223,7 +223,7 @@ def test_what_cannot_be_taken_in_at_all_is_the_end_and_no_silence(monkeypatch: p
 
             monkeypatch.setattr(engine._requests.outputs, "update", update)
             for stream in streams:
-                with pytest.raises(EngineDeadError, match="failed to process outputs of the engine: ZeroDivisionError"):
+                with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
                     await read(stream)
 
     run(test)
@@ -239,9 +239,7 @@ def test_a_full_queue_refuses_at_once() -> None:
             streams = [await submit(engine, str(i), "x", endless()) for i in range(6)]  # two slots, four wait
             for _ in range(3):  # before and after a report of the engine
                 start = time.monotonic()
-                with pytest.raises(
-                    OverloadedError, match="the queue has no room: 4 sequences wait, at most 4 may"
-                ) as caught:
+                with pytest.raises(OverloadedError, match=r"4 sequences wait, .* 4 ") as caught:
                     engine.submit(await engine.process("more", "x", endless()))
                 assert time.monotonic() - start < 60
                 assert 1 <= caught.value.retry_after_seconds <= 60
@@ -265,7 +263,7 @@ def test_a_queue_full_of_tokens() -> None:
             await streams[0].__anext__()
             await until(lambda: stats_of(engine) is not None and stats_of(engine).num_running == 1)
             streams += [await submit(engine, f"{i}", [7] * 140, endless()) for i in range(2)]
-            with pytest.raises(OverloadedError, match="280 prompt tokens wait, at most 300 may wait"):
+            with pytest.raises(OverloadedError, match=r"280 .* 300 "):
                 await submit(engine, "more", [7] * 140, endless())
             streams.append(await submit(engine, "small", [7] * 20, endless()))
             for stream in streams:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from inflight.engine.request.input_processor import ProcessedRequest
+from inflight.engine.request.processed import ProcessedRequest
 from inflight.engine.serving.output_lengths import FIRST_LENGTH, OutputLengths
 from tests.unit.engine.request.output_cases import request
 

@@ -63,7 +63,8 @@ def test_a_flag_is_in_one_table_and_ours_are_in_none() -> None:
         ("--sse-keep-alive-interval 3", "--stream-keep-alive-interval 3"),
         ("-O.mode 3 -O.level=3 m", "m"),
         ("m -O3 --compilation-config.mode 3 --no-enable-lora -cc {}", "m"),
-        ("-O 3 --mm-processor-cache-gb 2 --mm-encoder-only m", "m"),
+        ("-O 3 --mm-processor-cache-type shm --mm-encoder-only m", "m"),
+        ("m --allowed-media-domains a b", "m --allowed-media-domains a --allowed-media-domains b"),
         ("--cudagraph-capture-sizes 1 2 4 --port 3", "--port 3"),
         ("--max-logprobs -1 m", "m"),  # a negative number is a value
     ],
@@ -99,7 +100,7 @@ def test_a_refused_flag_says_why(flag: str) -> None:
 
 
 def test_the_parts_of_a_json_value() -> None:
-    with pytest.raises(ConfigError, match=r"give --speculative-config one JSON object with all fields"):
+    with pytest.raises(ConfigError, match=r"--speculative-config"):
         sort_out(["--speculative-config.method", "ngram"], {"--speculative-config": "="})
 
 

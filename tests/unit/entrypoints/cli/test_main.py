@@ -344,6 +344,21 @@ def test_a_chat_remembers_until_it_is_reset() -> None:
     assert engine.is_closed
 
 
+def test_images_come_before_the_first_question(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"a")
+    (tmp_path / "b.png").write_bytes(b"b")
+    engine = FakeEngine(has_chat_template=True, answer=answer, max_model_len=10_000)
+    given = [option for name in ("a", "b") for option in ("--image", str(tmp_path / f"{name}.png"))]
+    done = run("chat", *given, engine=engine, input="What?\nSure?\n/reset\nWhat?\n")
+    assert done.stdout == "(1)\n(2)\n(1)\n", done.output
+    first, second, third = engine.prompts.values()
+    parts = [{"type": "image_url", "image_url": {"url": f"data:;base64,{each}"}} for each in ("YQ==", "Yg==")]
+    assert first == third == f"<user>{[*parts, {'type': 'text', 'text': 'What?'}]}"
+    assert second == f"{first}<assistant>(1)<user>Sure?"
+    done = run("chat", "--image", str(tmp_path / "none.png"), engine=engine, input="a\n")
+    assert done.exit_code == 2 and "none.png" in done.stderr
+
+
 def test_ctrl_c_stops_the_answer_only() -> None:
     def interrupt(step: int) -> None:
         if step == 3:

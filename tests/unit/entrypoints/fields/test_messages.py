@@ -122,5 +122,5 @@ def test_a_part_that_refuses_is_text() -> None:
     message = ChatMessage.model_validate({"role": "assistant", "content": parts})
     [shown] = template_messages([message])
     assert shown["content"] == [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    with pytest.raises(ValidationError, match="a part of the type 'refusal' needs a text"):
+    with pytest.raises(ValidationError, match="'refusal'"):
         ChatMessage.model_validate({"role": "assistant", "content": [{"type": "refusal", "refusal": 5, "text": "x"}]})

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from inflight.entrypoints.fields.images import RequestImages
 from inflight.entrypoints.fields.messages import template_messages
 from inflight.entrypoints.fields.readable_history import make_readable
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
@@ -25,7 +26,7 @@ CALLED = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}
 def readable(*messages: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     """What the template gets, and the names of what is left out."""
     body = ChatCompletionRequest.model_validate({"messages": list(messages)})
-    found, left_out = make_readable(body.messages)
+    found, left_out = make_readable(body.messages, RequestImages(are_read=False))
     return template_messages(found), left_out
 
 

@@ -12,6 +12,7 @@ from inflight.entrypoints.anthropic import protocol as anthropic
 from inflight.entrypoints.fields.strict_model import StrictModel
 from inflight.entrypoints.ollama import protocol as ollama
 from inflight.entrypoints.openai import protocol as openai
+from inflight.entrypoints.pooling_api import protocol as pooling
 from inflight.entrypoints.responses_api import protocol as responses
 from tests.unit.entrypoints.api_client import MAX_MODEL_LEN, MODEL, Api, serving
 
@@ -30,7 +31,8 @@ BASE: dict[str, dict[str, Any]] = {
     MESSAGES: {"model": MODEL, "max_tokens": 20, **HELLO},
     OLLAMA: HELLO,
 }
-API_PROTOCOLS = (anthropic, ollama, openai, responses)  # the imports make all models known, whatever other tests import
+# the imports make all models known, whatever other tests import
+API_PROTOCOLS = (anthropic, ollama, openai, pooling, responses)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +77,7 @@ def test_every_integer_may_be_written_as_a_whole_float(name: str, model: type[St
         assert [each["type"] for each in problems(whole)] == [each["type"] for each in problems(plain)]
     assert not problems(3.0) or not problems([3.0])
     for wrong in (3.5, True, "3", float("inf"), float("nan"), [3.5], [True]):
-        assert problems(wrong) or (isinstance(wrong, str) and name == "prompt")
+        assert problems(wrong) or (isinstance(wrong, str) and name in ("prompt", "input"))
 
 
 @pytest.mark.parametrize(

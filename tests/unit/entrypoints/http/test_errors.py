@@ -12,6 +12,7 @@ from inflight.entrypoints.fields.field_error import FieldError
 from inflight.entrypoints.http.error_handlers import validation_error
 from inflight.entrypoints.http.errors import ApiError, to_api_error
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from inflight.entrypoints.pooling_api.protocol import EmbeddingRequest
 from inflight.errors import (
     ContextLengthExceededError,
     EngineClosedError,
@@ -66,7 +67,7 @@ def test_an_answer_is_short_whatever_the_client_sent() -> None:
 
 class Inner(BaseModel):
     text: int
-    str: int = 0  # type: ignore[valid-type]
+    str: int = 0
     Other: int = 0
 
 
@@ -95,6 +96,12 @@ HELLO = [{"role": "user", "content": "x"}]
         (Branch, {"int": {"text": 1, "Other": "a"}}, "int.Other"),
         (Branch, {"int": {}}, "int.text"),
         (Branch, {"json_schema": [{"text": 1}, {"text": "a"}]}, "json_schema[1].text"),
+        # lists of several types: the one that is right up to the latest entry was meant
+        (EmbeddingRequest, {"input": [[1], []]}, "input[1]"),
+        (EmbeddingRequest, {"input": [1, "a"]}, "input[1]"),
+        (EmbeddingRequest, {"input": ["a", 1]}, "input[1]"),
+        (EmbeddingRequest, {"input": [[1], ["x"]]}, "input[1][0]"),
+        (EmbeddingRequest, {"input": [[1, "b"]]}, "input[0][1]"),
         (ChatCompletionRequest, {}, "messages"),
         (
             ChatCompletionRequest,

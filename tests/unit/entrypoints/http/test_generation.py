@@ -36,6 +36,7 @@ def test_an_error_is_the_requests_or_the_servers(error: str, kind: ErrorKind, st
     failed = output(completion("", finish_reason="error"), error=error, error_kind=kind)
     with pytest.raises(InflightError) as raised:
         _check(failed)
+    assert getattr(raised.value, "param", "") == ("structured_outputs" if kind is ErrorKind.REQUEST else "")
     told = to_api_error(raised.value)
     assert told.status_code == status
     assert ("Retry-After" in (told.headers or {})) is (status == 503)

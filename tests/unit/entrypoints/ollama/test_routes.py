@@ -127,7 +127,7 @@ def test_what_is_refused(api: Api, path: str) -> None:
         ({"format": {"type": "no such type"}}, "format"),
         ({"stream": 1}, "stream"),
         (
-            {"images": ["x"]} if path == TEXT else {"messages": [{"role": "user", "content": "x", "images": [1]}]},
+            {"images": ["x"]} if path == TEXT else {"messages": [{"role": "user", "content": "x", "images": ["x"]}]},
             "takes text only",
         ),
     ):
@@ -145,11 +145,13 @@ def test_a_stream_that_waits_has_lines_without_text() -> None:
         exchange.leave()
 
 
-@pytest.mark.parametrize("path", ["/api/embed", "/api/embeddings"])
-def test_embeddings_are_refused(api: Api, path: str) -> None:
-    answer = api.post(path, {"input": "x"})
-    assert answer.status == 400
-    assert answer.error.startswith("the model 'first' only generates text and makes no embeddings")
+def test_embeddings(api: Api) -> None:
+    answer = api.post("/api/embed", {"input": ["x", "yz"]}).json
+    assert answer["embeddings"] == [[6.0, 8.0], [9.0, 12.0]] and answer["prompt_eval_count"] == 5
+    assert answer["model"] == "first:latest" or answer["model"] == "first"
+    assert api.post("/api/embeddings", {"prompt": "x"}).json == {"embedding": [6.0, 8.0]}
+    assert api.post("/api/embed", {}).error == "input: this field is required"
+    assert api.post("/api/embed", {"input": "x", "dimensions": 7}).status == 400
 
 
 # -- the model ------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from inflight.entrypoints.fields.images import RequestImages
 from inflight.entrypoints.http.chat_request import ChatRequest as Chat
 from inflight.entrypoints.http.thinking import Thoughts
 from inflight.entrypoints.ollama.protocol import ChatRequest, GenerateRequest
@@ -67,7 +68,7 @@ def test_results_belong_to_the_calls_in_their_order() -> None:
     [({}, [("user", "Hi")]), ({"system": "S"}, [("system", "S"), ("user", "Hi")]), ({"system": ""}, [("user", "Hi")])],
 )
 def test_a_prompt_is_a_message(fields: dict[str, Any], messages: list[tuple[str, str]]) -> None:
-    found = _conversation(GenerateRequest(prompt="Hi", **fields), [])
+    found = _conversation(GenerateRequest(prompt="Hi", **fields), [], RequestImages(are_read=False))
     assert [(message.role, message.content) for message in found] == messages
 
 
@@ -85,8 +86,9 @@ def test_images_in_older_messages_and_in_results_are_texts() -> None:
     result = {"role": "tool", "images": ["aGk=", "aGk="]}
     left_out: list[str] = []
     body = ChatRequest.model_validate({"messages": [picture, answer, USER, {**USER, "images": []}, result]})
-    found = _conversation(body, left_out)
+    found = _conversation(body, left_out, RequestImages(are_read=False))
     assert [message.content for message in found] == [f"Look\n{text}", f"A cat.\n{text}", "Hi", "Hi", text]
     assert left_out == ["messages[].images"] * 3
     with refused("messages[2].images"):
-        _conversation(ChatRequest.model_validate({"messages": [picture, answer, picture]}), [])
+        body = ChatRequest.model_validate({"messages": [picture, answer, picture]})
+        _conversation(body, [], RequestImages(are_read=False))

@@ -6,21 +6,24 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from inflight.entrypoints.fields.images import RequestImages
 from inflight.entrypoints.http.chat import _REASONING_TAIL, _read, _reading, validate_chat
 from inflight.entrypoints.http.chat_request import ChatRequest
 from inflight.entrypoints.http.rendering import truncated
-from inflight.entrypoints.http.validated import ValidatedRequest
+from inflight.entrypoints.http.validated import TokenPrompt, ValidatedRequest
 from inflight.entrypoints.openai.chat import read_chat
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.errors import InvalidRequestError
 from inflight.interface.events import ContentDelta, ReasoningDelta, ToolCallStart
 from inflight.interface.request import AnswerFrame
 from inflight.parsers.markup import MARKUPS
 from inflight.sampling_params import SamplingParams
+from inflight.tokenizer.chat_template import RenderedChat
 from tests.unit.entrypoints.refusals import refused
 
 HELLO: list[Any] = [{"role": "user", "content": "x"}]
@@ -28,11 +31,11 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 
 class Template:
-    def render(self, messages: list[dict[str, Any]], **variables: Any) -> str:
+    def render_chat(self, messages: list[dict[str, Any]], **variables: Any) -> RenderedChat:
         """A template that writes what it was given."""
         thinks = variables["chat_template_kwargs"].get("enable_thinking", True)
         tools = "".join(tool["function"]["name"] for tool in variables["tools"] or ())
-        return f"[{tools}]" * bool(tools) + messages[-1]["content"] + "<think>" * thinks
+        return RenderedChat(f"[{tools}]" * bool(tools) + messages[-1]["content"] + "<think>" * thinks)
 
 
 class Engine:
@@ -44,7 +47,7 @@ class Engine:
     model = SimpleNamespace(max_model_len=100)
     chat_template = Template()
 
-    async def render(self, render: Callable[[], str]) -> str:
+    async def render(self, render: Callable[[], RenderedChat]) -> RenderedChat:
         return render()
 
     async def encode(self, text: str, *, add_special_tokens: bool, behind: bool = False) -> list[int]:
@@ -54,7 +57,12 @@ class Engine:
         return "".join(map(chr, token_ids))
 
 
-def server(settings: ServerSettings = ServerSettings(), **parsers: Any) -> Any:  # noqa: B008  frozen
+def server(
+    settings: ServerSettings = ServerSettings(),  # noqa: B008  frozen
+    *,
+    takes_images: bool = False,
+    **parsers: Any,
+) -> Any:
     found = SimpleNamespace(**{"tool": None, "reasoning": None, "markup": None, **parsers})
     return SimpleNamespace(
         engine=Engine(),
@@ -64,6 +72,7 @@ def server(settings: ServerSettings = ServerSettings(), **parsers: Any) -> Any: 
         check_model=lambda name: name or "first",
         writes_efforts=False,
         tool_support=SimpleNamespace(report=lambda: ()),
+        new_images=lambda: RequestImages(are_read=takes_images),
     )
 
 
@@ -139,7 +148,15 @@ def test_tools_and_json_become_one_constraint() -> None:
 
 @pytest.mark.parametrize(("wanted", "left"), [(None, [1, 2, 3, 4]), (2, [3, 4]), (9, [1, 2, 3, 4]), (-1, [2, 3, 4])])
 def test_a_prompt_keeps_its_end(wanted: int | None, left: list[int]) -> None:
-    assert truncated([1, 2, 3, 4], wanted, max_model_len=4) == left
+    prompt = TokenPrompt([1, 2, 3, 4], "text")
+    assert truncated(prompt, wanted, max_model_len=4).token_ids == left
+    with_images = TokenPrompt([1, 2, 3, 4], prepared=cast("Any", object()))
+    if len(left) == 4:
+        assert truncated(with_images, wanted, max_model_len=4) is with_images
+        return
+    with pytest.raises(InvalidRequestError) as raised:
+        truncated(with_images, wanted, max_model_len=4)
+    assert raised.value.param == "truncate_prompt_tokens"
 
 
 def validated(server: Any, **more: Any) -> ValidatedRequest:

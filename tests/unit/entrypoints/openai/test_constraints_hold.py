@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from inflight.entrypoints.fields.images import RequestImages
 from inflight.entrypoints.http.chat import validate_chat
 from inflight.entrypoints.http.validated import ValidatedRequest
 from inflight.entrypoints.openai.chat import read_chat
@@ -230,6 +231,7 @@ def server(kind: str, model: str) -> Any:
         writes_efforts=False,
         settings=ServerSettings(),
         check_model=lambda name: name or "first",
+        new_images=lambda: RequestImages(are_read=False),
     )
 
 

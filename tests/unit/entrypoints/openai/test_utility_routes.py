@@ -44,6 +44,7 @@ def test_models(api: Api) -> None:
         "owned_by": "inflight",
         "root": MODEL,
         "lifecycle": "active",
+        "input_modalities": ["text"],
         **dict.fromkeys(("max_model_len", "max_input_tokens", "max_tokens"), MAX_MODEL_LEN),
     }
     for shown in found["data"]:

@@ -80,10 +80,10 @@ def test_what_is_refused(api: Api, path: str, body: dict[str, Any], status: int,
     assert (answer.status, answer.error["param"], answer.error["code"]) == (status, param, code)
 
 
-def test_a_wrong_tool_is_told_without_its_number() -> None:
-    """The number is another one among the tools that the model sees."""
+def test_a_wrong_tool_is_named_by_its_place_in_the_request() -> None:
+    """It has another number among the tools that the model sees."""
     wrong = {"type": "function", "name": "f", "strict": True, "parameters": {"type": "array"}}
     with serving(replace(SETTINGS, tool_call_parser="hermes")) as api:
         answer = api.post(PATH, {"input": "x", "tools": [{"type": "web_search"}, wrong]})
-        assert (answer.status, answer.error["param"]) == (400, "tools")
+        assert (answer.status, answer.error["param"]) == (400, "tools[1]")
         assert "'f') is strict" in answer.error["message"]

@@ -16,6 +16,7 @@ from inflight.entrypoints.responses_api.tools import (
     NamedTool,
     PromptTools,
     ResponseTools,
+    places_of_functions,
 )
 from tests.unit.entrypoints.refusals import refused
 
@@ -30,6 +31,20 @@ def prompt_tools(*tools: dict[str, Any], enforces_patterns: bool = False) -> Pro
 def functions(*tools: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
     """What the template gets."""
     return [tool["function"] for tool in prompt_tools(*tools, **more).functions]
+
+
+def test_places_of_functions() -> None:
+    given = [
+        FUNCTION,
+        {"type": "web_search"},
+        {"type": "namespace", "name": "n", "tools": [FUNCTION, {**FUNCTION, "name": "g"}]},
+        FUNCTION,  # the same tool again is no new function
+        {"type": "custom", "name": "c"},
+    ]
+    tools = TypeAdapter(ResponseTools).validate_python(given)
+    places = places_of_functions(tools)
+    assert places == ["tools[0]", "tools[2].tools[0]", "tools[2].tools[1]", "tools[4]"]
+    assert len(places) == len(prompt_tools(*given).functions)
 
 
 @pytest.mark.parametrize(("strict", "shown"), [({}, {}), ({"strict": False}, {}), ({"strict": True}, {"strict": True})])

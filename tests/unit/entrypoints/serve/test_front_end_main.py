@@ -124,7 +124,9 @@ def test_orders_of_the_command(
 
 def test_the_start_of_a_front_end_travels_as_a_file() -> None:
     settings = ServerSettings(port=7, api_keys=("a-long-enough-key",), served_model_names=("a", "b"))
-    args = EngineArgs(model="m", hf_overrides={"a": [1]}, data_parallel_size=2)
+    args = EngineArgs(
+        model="m", hf_overrides={"a": [1]}, data_parallel_size=2, allowed_media_domains=("images.example.com",)
+    )
     start = FrontEndStart(settings=settings, args=args, index=3, is_replacement=True)
     with start.to_file() as file:
         assert FrontEndStart.from_file(os.dup(file.fileno())) == start

@@ -93,8 +93,5 @@ def test_two_servers_with_the_same_process_id_keep_their_folders() -> None:
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
-    with (
-        pytest.raises(ConfigError, match=r"several front ends cannot be made in /no/such/folder: .*set TMPDIR"),
-        metric_files(1),
-    ):
+    with pytest.raises(ConfigError, match=r"/no/such/folder: .*TMPDIR"), metric_files(1):
         pass

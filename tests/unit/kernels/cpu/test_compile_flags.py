@@ -20,7 +20,7 @@ HASH_CPP = """
 extern "C" __attribute__((visibility("default"))) const char* inflight_source_hash() { return TEXT(INFLIGHT_SOURCE_HASH); }
 """
 SUM_CPP = 'extern "C" __attribute__((visibility("default"))) int inflight_sum(int a, int b) { return a + b; }\n'
-NUM_LIBRARIES = 3
+NUM_LIBRARIES = 4
 NUM_UNITS = 2 * NUM_LIBRARIES
 
 pytestmark = pytest.mark.skipif(
@@ -134,7 +134,7 @@ def test_the_cache_keeps_the_libraries_that_were_used_last(tmp_path: Path) -> No
     second.build()  # it uses the three oldest
     (third.folder / SOURCES / "sum.cpp").write_text(SUM_CPP.replace("a + b", "b + a"))
     third.build()
-    assert len(third.cached()) == 24
+    assert len(third.cached()) == 8 * NUM_LIBRARIES
     kept = {path.read_bytes() for path in third.cached()} - {b""}
     assert kept == {*second.libraries().values(), *third.libraries().values()}
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from inflight.config.architecture import GELU_TANH, SIGMOID, SILU, SWIGLU_OAI
-from inflight.config.experts import HIGHEST, SOFTMAX, TWO_HIGHEST, MoeSpec, RouterSpec
+from inflight.config.experts import HIGHEST, SOFTMAX, SPARSE_MIXER, TWO_HIGHEST, MoeSpec, RouterSpec
 from inflight.kernels.cpu.experts import CpuExperts
 from inflight.kernels.cpu.huge_pages import HugePages
 from inflight.kernels.cpu.library import open_kernels
@@ -56,7 +56,8 @@ class Layer:
         self.up, self.down = [each for _, each in up], [each for _, each in down]
         self.packed_up, self.packed_down = [each for each, _ in up], [each for each, _ in down]
         self.bias = draw(7, spec.num_experts) * 0.3 if spec.router.has_choice_bias else None
-        self.kernel = CpuExperts(kernels, spec, self.packed_up, self.packed_down, dtype, self.bias)
+        self.scale = draw(8, spec.num_experts) if spec.router.has_expert_scale else None
+        self.kernel = CpuExperts(kernels, spec, self.packed_up, self.packed_down, dtype, self.bias, self.scale)
 
     def truth(self, hidden: Tensor, choices: Tensor) -> Tensor:
         chosen, weights = choices[..., 0], choices[..., 1].contiguous().view(torch.float32).double()
@@ -95,6 +96,8 @@ def spec_of(num_experts: int = 7, top_k: int = 3, **fields: object) -> MoeSpec:
         spec_of(12, router=RouterSpec(top_k=4, num_groups=6, top_groups=2, group_scoring=HIGHEST, scale=16.0)),
         spec_of(12, router=RouterSpec(top_k=3, num_groups=12, top_groups=3, group_scoring=HIGHEST)),
         spec_of(9, router=RouterSpec(top_k=4, has_choice_bias=True, scoring=SIGMOID)),
+        spec_of(9, router=RouterSpec(top_k=2, scoring=SPARSE_MIXER, jitter=0.2)),
+        spec_of(9, router=RouterSpec(top_k=4, renormalizes=True, scale=1.5, has_expert_scale=True), shared_size=32),
         spec_of(9, router=RouterSpec(top_k=4, renormalizes=True, sum_offset=0.5, scoring=SIGMOID)),
         spec_of(
             32,
@@ -116,7 +119,7 @@ def test_choices_are_those_of_the_formula(name: str, spec: MoeSpec) -> None:
     logits = draw(5, 70, spec.num_experts + spec.has_shared_gate) * 2
     logits[3, :5] = 1.5  # equal scores
     logits[4] = 0
-    ours, truth = layer.kernel.choose(logits), choose_experts(logits, spec, layer.bias)
+    ours, truth = layer.kernel.choose(logits), choose_experts(logits, spec, layer.bias, layer.scale)
     assert torch.equal(ours[..., 0], truth[..., 0])
     weights, expected = (each[..., 1].contiguous().view(torch.float32) for each in (ours, truth))
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-7)

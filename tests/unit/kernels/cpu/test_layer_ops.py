@@ -10,6 +10,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from inflight.config.architecture import GELU_TANH, SIGMOID, SILU
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
 from inflight.kernels.cpu.library import open_kernels
 from inflight.kernels.gate import ACTIVATIONS
@@ -143,7 +144,8 @@ def test_multiply_activation(
     ops: LayerOps, dtype: torch.dtype, rows: int, size: int, padding: int, scale: float, seed: int
 ) -> None:
     gate = strided(drawn(seed + 1, rows, size, dtype=dtype, scale=scale), padding)
-    for activation, function in ACTIVATIONS.items():
+    for activation in (SILU, GELU_TANH, SIGMOID):
+        function = ACTIVATIONS[activation]
         x = strided(drawn(seed, rows, size, dtype=dtype), padding)
         truth = x.double() * function(gate.double())
         ops.multiply_activation(x, gate, activation)

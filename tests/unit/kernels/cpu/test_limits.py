@@ -186,7 +186,7 @@ def test_a_step_whose_arrays_do_not_fit_together_is_refused() -> None:
     backend = CpuPagedBackend(LIBRARY)
     assert backend.build_metadata(inputs, spec_of()).num_tokens == 2
     for name, array in (("query_start_loc", one), ("num_computed_tokens", two), ("block_table", np.zeros((0, 1)))):
-        with pytest.raises(AssertionError, match="a step of 1 rows needs arrays of this length"):
+        with pytest.raises(AssertionError, match="1 rows needs arrays"):
             backend.build_metadata(replace(inputs, **{name: array}), spec_of())
 
 
@@ -217,9 +217,7 @@ def test_a_gated_delta_that_the_kernel_does_not_support_is_not_made(change: dict
     CpuGatedDelta(LIBRARY, SHAPE, gated_delta_weights(SHAPE))
     shape = replace(SHAPE, **change)
     assert not CpuGatedDelta.supports(shape, BFLOAT16)
-    with pytest.raises(
-        ConfigError, match=r"key_dim that is a multiple of 16.*value_dim that is a multiple of 32.*not Gated"
-    ):
+    with pytest.raises(ConfigError, match=r"key_dim .*16.*value_dim .*32"):
         CpuGatedDelta(LIBRARY, shape, gated_delta_weights(SHAPE))
 
 
@@ -227,7 +225,7 @@ def test_a_gated_delta_that_the_kernel_does_not_support_is_not_made(change: dict
 def test_a_gated_delta_needs_the_weights_of_its_shape(name: str) -> None:
     weights = gated_delta_weights(SHAPE)
     for wrong in (getattr(weights, name)[1:], getattr(weights, name).to(BFLOAT16)):
-        with pytest.raises(AssertionError, match="gated_delta needs a contiguous weight in float32"):
+        with pytest.raises(AssertionError, match="contiguous weight in float32"):
             CpuGatedDelta(LIBRARY, SHAPE, replace(weights, **{name: wrong}))
 
 
@@ -247,10 +245,10 @@ def test_a_gated_delta_needs_rows_and_states_of_its_shape() -> None:
         (states.view(INT8), MATRIX_BYTES),
         (zeros(2, 2 * states.shape[1], dtype=torch.uint8)[:, ::2], MATRIX_BYTES),
     ):
-        with pytest.raises(AssertionError, match="needs states that lie one behind the other"):
+        with pytest.raises(AssertionError, match="states that lie"):
             kernel(rows, wrong_states, [0, at, states.shape[1]], step)
     for state_bytes, num_states in ((states.shape[1], 0), (states.shape[1], 2), (states.shape[1] - 1, 1)):
-        with pytest.raises(AssertionError, match="needs states that lie one behind the other"):
+        with pytest.raises(AssertionError, match="states that lie"):
             kernel(rows, states, offsets, AttentionStep(state_bytes=state_bytes, num_states=num_states))
 
 
@@ -258,9 +256,7 @@ def test_a_gated_delta_needs_rows_and_states_of_its_shape() -> None:
 def test_a_short_convolution_that_the_kernel_does_not_support_is_not_made(kernel_size: int, num_channels: int) -> None:
     weight = zeros(kernel_size, num_channels)
     assert not CpuShortConv.supports(weight, torch.float32)
-    with pytest.raises(
-        ConfigError, match=rf"multiple of 16 and a kernel_size from 1 to 8, not {num_channels} channels"
-    ):
+    with pytest.raises(ConfigError, match=rf"not {num_channels} channels"):
         CpuShortConv(LIBRARY, weight, None)
 
 
@@ -271,7 +267,7 @@ def test_a_short_convolution_needs_weights_rows_and_states_of_its_shape() -> Non
         (zeros(3, 32), zeros(16)),
         (zeros(3, 32), zeros(32, dtype=BFLOAT16)),
     ):
-        with pytest.raises(AssertionError, match="contiguous weights in float32 for 32 channels"):
+        with pytest.raises(AssertionError, match="float32 for 32 channels"):
             CpuShortConv(LIBRARY, weight, bias)
     kernel = CpuShortConv(LIBRARY, zeros(3, 32), zeros(32))
     rows, states = zeros(5, 96), zeros(2, 2 * 32 * 4, dtype=torch.uint8)
@@ -366,10 +362,10 @@ def test_a_weight_multiplies_only_rows_that_fit() -> None:
         (floats, rows.to(BFLOAT16)),
         (quantized, rows.half()),
     ):
-        with pytest.raises(AssertionError, match="a linear layer needs rows of its input features"):
+        with pytest.raises(AssertionError, match="rows of its input"):
             layer(x, torch.float32)
     for out_dtype, out in ((torch.float32, zeros(3, 7)), (torch.float32, zeros(2, 6)), (BFLOAT16, zeros(3, 6))):
-        with pytest.raises(AssertionError, match="a linear layer needs memory for its results"):
+        with pytest.raises(AssertionError, match="memory for its results"):
             floats(rows, out_dtype, out)
     with pytest.raises(AssertionError, match="in float32 or bfloat16"):
         floats(rows, torch.float16)

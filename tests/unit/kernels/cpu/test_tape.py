@@ -151,14 +151,14 @@ def test_other_threads_are_not_recorded() -> None:
 def test_rows_that_are_no_tokens_are_not_replayed(rows: list[int]) -> None:
     tape, _ = record(several, 4, torch.arange(2))
     assert tape is not None
-    with pytest.raises(AssertionError, match="rows must exist, in the memory of the CPU; given: 4 rows"):
+    with pytest.raises(AssertionError, match="given: 4 rows"):
         tape.replay([draw(4, SIZE)], torch.tensor(rows), [], run)
 
 
 def test_a_step_with_other_kv_groups_is_not_replayed() -> None:
     tape, _ = record(several, 4, torch.arange(2))
     assert tape is not None
-    with pytest.raises(AssertionError, match="as many KV groups as its recording, in the memory of the CPU; given: 1"):
+    with pytest.raises(AssertionError, match=r"KV groups .*given: 1"):
         tape.replay([draw(4, SIZE)], torch.arange(2), [AttentionStep()], run)
 
 

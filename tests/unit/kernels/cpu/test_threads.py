@@ -143,9 +143,7 @@ def test_the_cores_are_chosen(folder: Path) -> None:
         folder, cores, tensor_parallel_size=2, distributed_executor_backend="uni", cpu_threads_bind=f"{first}|{second}"
     )
     assert ranks["pool"] == [] and ranks["python"].count([first]) == ranks["python"].count([second]) == 1
-    with pytest.raises(
-        AssertionError, match=f"ConfigError: .* names core {max(cores) + 1}, where this process may not run"
-    ):
+    with pytest.raises(AssertionError, match=f"ConfigError: .*core {max(cores) + 1}"):
         run(folder, cores, cpu_threads_bind=f"{first},{max(cores) + 1}")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from inflight.config.architecture import GELU_TANH, SILU
+from inflight.config.architecture import GELU, GELU_TANH, SILU
 from inflight.kernels.layer_ops import TorchLayerOps
 from inflight.kernels.triton.layer_ops import LARGEST, TritonLayerOps, multiply_gate, quantize_rows_fp8
 from tests.support import kernel_reference as reference
@@ -112,7 +112,7 @@ def test_dimensions_that_are_not_rotated_are_not_scaled() -> None:
     rows=ROWS,
     size=st.integers(1, 1500),
     padding=st.integers(0, 9),
-    activation=st.sampled_from([SILU, GELU_TANH]),
+    activation=st.sampled_from([SILU, GELU_TANH, GELU]),
     seed=SEEDS,
 )
 @pytest.mark.filterwarnings("ignore:.*encountered")  # numpy's, in the interpreter
@@ -125,7 +125,7 @@ def test_multiply_gate(dtype: torch.dtype, rows: int, size: int, padding: int, a
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered")  # numpy's, in the interpreter
-@pytest.mark.parametrize("activation", [SILU, GELU_TANH])
+@pytest.mark.parametrize("activation", [SILU, GELU_TANH, GELU])
 def test_gates_far_from_zero(activation: str) -> None:
     out = torch.empty(1, 2, device=DEVICE)
     multiply_gate(torch.tensor([[-200.0, 200.0, 3.0, 3.0]], device=DEVICE), out, activation)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inflight.config.architecture import GELU_TANH, SILU
+from inflight.config.architecture import GELU, GELU_TANH, SILU
 from inflight.kernels.quantized_weight import QuantizedWeight, quantize_rows
 from inflight.kernels.triton.linear import library_linear, linear, linear_configs, split_counts
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, block_m
@@ -27,7 +27,7 @@ from tests.support.kernel_reference import multiply_gate
 from tests.support.triton_inputs import DEVICE, assert_close, drawn, padding_of, strided
 
 SMALL = TileConfig(block_n=32, block_k=32, num_splits=1, num_warps=4, num_stages=2)
-GATES = st.sampled_from([None, SILU, GELU_TANH])
+GATES = st.sampled_from([None, SILU, GELU_TANH, GELU])
 SPLITS, ROWS, SEEDS = st.integers(1, 5), st.integers(1, 20), st.integers(0, 2**31)
 few = hypothesis.settings(max_examples=30 if FULL_GPU else 12)
 
@@ -87,7 +87,7 @@ def test_linear(
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered")  # numpy's, in the interpreter
-@pytest.mark.parametrize("gate", [None, SILU, GELU_TANH])
+@pytest.mark.parametrize("gate", [None, SILU, GELU_TANH, GELU])
 @pytest.mark.parametrize("num_splits", [1, 3])
 def test_weights_in_fp8(num_splits: int, gate: str | None) -> None:
     config = replace(SMALL, num_splits=num_splits)

@@ -179,10 +179,7 @@ def test_a_step_of_two_sequences() -> None:
         results = run(one)
     assert results[0].shape == (1, 9, 4, 12) and not results[0].any() and not arenas[0].any()
     torch.testing.assert_close(results[1], one.truth(0.25, 99))
-    with (
-        attention.step(()),
-        pytest.raises(UnsupportedModelError, match=r"layers.1.self_attn has made a mask of its own for"),
-    ):
+    with attention.step(()), pytest.raises(UnsupportedModelError, match=r"layers.1.self_attn has made a mask"):
         one.attend(module, None)
     attention.record(lambda: found.append([one.attend(module, mask())]))  # a step is no longer open
     assert list(attention.layers) == ["model.layers.1.self_attn"] and not found[-1][0].any()
@@ -265,9 +262,7 @@ def test_a_layer_that_counts_positions_from_the_beginning_of_the_row_is_refused(
         Heads(5).attend(model.model.layers[0].self_attn, mask())
 
     attention.record(run)
-    with pytest.raises(
-        UnsupportedModelError, match=r"model.layers.1.self_attn counts the positions of its tokens itself"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"model.layers.1.self_attn counts"):
         attention.record(lambda: model.model.layers[1].self_attn(Heads(5)))
 
 
@@ -328,9 +323,7 @@ def test_a_function_for_single_positions_is_called_with_them(use_vmap: bool | No
     ],
 )
 def test_other_masks_are_refused(visible: Visible) -> None:
-    with pytest.raises(
-        UnsupportedModelError, match=r"neither causal nor a sliding window \(position \d+, max_model_len=333\)"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"sliding window \(position \d+, max_model_len=333\)"):
         mask(visible).window(333)
 
 
@@ -367,7 +360,7 @@ def test_a_mask_may_be_cut_and_moved_but_not_computed_with() -> None:
         with pytest.raises(UnsupportedModelError, match="computes with its mask"):
             compute(given)
     tensor: Any = torch.zeros(2)
-    with pytest.raises(UnsupportedModelError, match=r"computes with its mask, in torch's masked_fill"):
+    with pytest.raises(UnsupportedModelError, match=r"torch's masked_fill"):
         tensor.masked_fill(given, 0.0)
 
 

@@ -78,9 +78,7 @@ def test_a_configuration_that_transformers_cannot_read(
     folder = saved(tmp_path, architectures=architectures, model_type="house_brand")
     config = model_config(folder)
     config = replace(config, architecture=replace(config.architecture, not_native="it has gills"))
-    with pytest.raises(
-        UnsupportedModelError, match=r"transformers \d[\d.]+ cannot read this configuration; a newer"
-    ) as refusal:
+    with pytest.raises(UnsupportedModelError, match=r"transformers \d[\d.]+ cannot read") as refusal:
         read_config(config)
     assert (f"{architectures[0]} is not one of Inflight's own families" in str(refusal.value)) != is_known
     assert str(refusal.value).startswith("config.json: ") and str(refusal.value).endswith("it has gills")
@@ -101,7 +99,7 @@ def test_code_of_the_model_is_run_only_if_it_is_trusted(tmp_path: Path, monkeypa
         "class HouseForCausalLM(LlamaForCausalLM):\n    config_class = HouseConfig\n"
     )
     config = model_config(folder)
-    with pytest.raises(UnsupportedModelError, match=r"does not know HouseForCausalLM; .* \(--trust-remote-code\)"):
+    with pytest.raises(UnsupportedModelError, match=r"HouseForCausalLM; .*--trust-remote-code"):
         read_config(config)
     trusted = replace(config, trust_remote_code=True)
     assert type(build(trusted, FLOAT32)).__name__ == "HouseForCausalLM"
@@ -217,7 +215,7 @@ def test_tables_of_the_checkpoint_get_memory_and_computed_ones_need_values(
     assert stored.device.type == "cpu" and stored.shape == (3,) and stored.dtype == torch.int32
     assert model.get_buffer("model.computed").tolist() == [1, 1] and "computed" not in model.state_dict()
     is_persistent = False
-    with pytest.raises(UnsupportedModelError, match=r"the table \.?stored has no values before weights are loaded"):
+    with pytest.raises(UnsupportedModelError, match=r"table \.?stored"):
         build(config, layer_context(torch.bfloat16))
 
 
@@ -228,9 +226,7 @@ def test_a_model_that_cannot_be_built_is_refused_with_the_cause(
         saved(tmp_path / "falcon", FalconConfig(vocab_size=50, hidden_size=32, num_attention_heads=4))
     )
     config = replace(config, architecture=replace(config.architecture, not_native="it has gills"))
-    with pytest.raises(
-        UnsupportedModelError, match=r"as a causal LM .*: its attention is code of its own, .*it has gills$"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"causal LM .*it has gills$"):
         build(config, FLOAT32)
 
     def fail(*_: Any) -> None:
@@ -239,7 +235,7 @@ def test_a_model_that_cannot_be_built_is_refused_with_the_cause(
     monkeypatch.setattr(LlamaForCausalLM, "__init__", fail)
     for error in (ValueError("bad luck"), KeyError("other")):
         with pytest.raises(
-            UnsupportedModelError, match=rf"cannot build LlamaForCausalLM .*: {type(error).__name__}: '?{error.args[0]}"
+            UnsupportedModelError, match=rf"LlamaForCausalLM .*: {type(error).__name__}: '?{error.args[0]}"
         ):
             build(model_config(saved(tmp_path / "llama")), FLOAT32)
 
@@ -354,7 +350,7 @@ def test_projections_that_are_not_alike_stay_apart() -> None:
 def test_a_model_without_a_plan_is_not_divided() -> None:
     model: Any = nn.Module()
     model.tp_plan, context = {"layers.*": "ep_router"}, layer_context(torch.float32, TensorParallelGroup(2, 0))
-    with pytest.raises(UnsupportedModelError, match="Module: transformers has no plan to divide it among ranks"):
+    with pytest.raises(UnsupportedModelError, match=r"Module: .*no plan"):
         replace_linears(model, "layers", context)
     model.tp_plan = {"layers.*": "rowwise"}
     replace_linears(model, "layers", context)

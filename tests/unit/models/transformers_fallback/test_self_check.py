@@ -163,7 +163,7 @@ def test_the_end_of_the_decoder_and_its_head_are_compared(llama: Path, monkeypat
 
     with monkeypatch.context() as patch:
         change_decoder(patch, scale)
-        with pytest.raises(UnsupportedModelError, match=r"the hidden states after the last layer differs .* 1.0e-03"):
+        with pytest.raises(UnsupportedModelError, match=r"after the last layer .* 1.0e-03"):
             load(llama)
     forward = HeadAdapter.forward
     monkeypatch.setattr(HeadAdapter, "forward", lambda self, x: forward(self, x) * 1.001)
@@ -211,13 +211,13 @@ def test_layers_are_called_as_often_as_without_a_cache(
 
 def test_a_decoder_without_attention_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LlamaDecoderLayer, "forward", lambda self, hidden, **_: hidden + self.mlp(hidden))
-    with pytest.raises(UnsupportedModelError, match="use neither transformers' attention functions nor its cache"):
+    with pytest.raises(UnsupportedModelError, match="attention functions nor its cache"):
         load(llama)
 
 
 def test_the_vocabulary_is_that_of_the_configuration(llama: Path) -> None:
     architecture = replace(model_config(llama).architecture, vocab_size=200)
-    with pytest.raises(UnsupportedModelError, match=r"logits for 203 tokens, but config.json has vocab_size=200; "):
+    with pytest.raises(UnsupportedModelError, match=r"203 tokens, .*vocab_size=200"):
         load(llama, architecture=architecture)
 
 
@@ -229,7 +229,7 @@ def test_errors_of_a_models_code_are_told_with_the_reason_for_transformers(
 
     change_decoder(monkeypatch, fail)
     architecture = replace(model_config(llama).architecture, not_native="it has gills")
-    with pytest.raises(UnsupportedModelError, match=r"KV cache: ValueError: bad luck\. .*: it has gills"):
+    with pytest.raises(UnsupportedModelError, match=r"ValueError: bad luck\. .*: it has gills"):
         load(llama, architecture=architecture)
 
 
@@ -275,7 +275,7 @@ def test_stages_that_would_change_the_hidden_states_between_layers_are_refused(
     assert isinstance(granite, GraniteConfig)
     folder = write_model(granite, tmp_path / "model", seed=0)
     load(folder, stage=pipeline_stage((1, 1), 0))
-    with pytest.raises(UnsupportedModelError, match="changes the hidden states before a layer, so it cannot be cut"):
+    with pytest.raises(UnsupportedModelError, match="hidden states before a layer"):
         load(folder, stage=pipeline_stage((1, 1), 1))
     forward = LlamaModel.forward
 
@@ -286,7 +286,7 @@ def test_stages_that_would_change_the_hidden_states_between_layers_are_refused(
 
     monkeypatch.setattr(LlamaModel, "forward", doubled)
     load(llama, stage=pipeline_stage((1, 1), 1))
-    with pytest.raises(UnsupportedModelError, match="changes the hidden states after a layer, so it cannot be cut"):
+    with pytest.raises(UnsupportedModelError, match="hidden states after a layer"):
         load(llama, stage=pipeline_stage((1, 1), 0))
 
 

@@ -225,9 +225,7 @@ def test_tensors_may_become_a_weight_of_transformers_own_module() -> None:
 def test_a_converted_weight_of_another_shape_is_refused() -> None:
     unit = unit_of(nn.Linear(64, 32), Halves("block.weight", (8, 64)))
     unit.parts = {"upper": torch.zeros(8, 64), "lower": torch.zeros(8, 64)}
-    with pytest.raises(
-        CheckpointError, match=r"block.weight has shape \[16, 64\], but config.json asks for \[32, 64\]"
-    ):
+    with pytest.raises(CheckpointError, match=r"block.weight .*\[16, 64\].*\[32, 64\]"):
         unit.finish_loading()
 
 

@@ -322,11 +322,11 @@ def test_the_load_that_a_budget_adds_up_is_the_load_of_the_plan(
         budgets.append(make_budget(scheduler))
         return budgets[-1]
 
-    def planned(limits: StepLimits, plan: SchedulerOutput) -> float:
+    def planned(limits: StepLimits, plan: SchedulerOutput, encoder_seconds: float) -> float:
         if budgets[-1].times is not None:
             assert budgets[-1].load == load_of(plan)
             checked.append(plan)
-        return record_planned(limits, plan)
+        return record_planned(limits, plan, encoder_seconds)
 
     monkeypatch.setattr(Scheduler, "_budget", budget)
     monkeypatch.setattr(StepLimits, "planned", planned)

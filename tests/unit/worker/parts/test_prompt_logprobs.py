@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from inflight.config.pipeline_stage import PipelineStage, pipeline_stage
 from inflight.errors import EngineError
 from inflight.interface.parts import RequestPart
 from inflight.interface.prompt_logprobs import PromptLogprobsPart
-from inflight.models.causal_lm import ModelStep
+from inflight.models.causal_lm import CausalLM, ModelStep
 from inflight.worker.input_batch import InputBatch
 from inflight.worker.parts import prompt_logprobs
 from inflight.worker.parts.prompt_logprobs import PromptLogprobsReader
@@ -25,6 +27,7 @@ from tests.unit.worker.test_input_batch import plan
 
 WANTED = (PromptLogprobsPart(num_logprobs=2),)
 LAST: PipelineStage = pipeline_stage((2,), 0)
+NO_MODEL = cast(CausalLM, SimpleNamespace(tower=None))
 
 
 def work_of(parts: RowParts, a_plan: object, batch: InputBatch) -> tuple[PartWork, ...]:
@@ -39,7 +42,7 @@ def test_every_position_is_answered_once_from_the_state_before_it(
 ) -> None:
     """In each step another request's tokens stand before this one's."""
     prompt = np.arange(100, 100 + num_prompt, dtype=np.int32)
-    batch, parts = InputBatch(max_num_seqs=4, max_model_len=64, block_size=4, num_groups=1), RowParts(LAST)
+    batch, parts = InputBatch(max_num_seqs=4, max_model_len=64, block_size=4, num_groups=1), RowParts(LAST, NO_MODEL)
     wanted = replace(new_request(2, prompt, ints(1, 2, 3)), parts=WANTED)
     neighbour = new_request(0, ints(*range(40)), ints(4, 5))
     found: dict[int, int] = {}
@@ -69,7 +72,7 @@ def test_every_position_is_answered_once_from_the_state_before_it(
 
 
 def test_what_was_answered_before_a_preemption_is_not_answered_again() -> None:
-    batch, parts = InputBatch(max_num_seqs=1, max_model_len=16, block_size=4, num_groups=1), RowParts(LAST)
+    batch, parts = InputBatch(max_num_seqs=1, max_model_len=16, block_size=4, num_groups=1), RowParts(LAST, NO_MODEL)
     again = (PromptLogprobsPart(num_logprobs=2, num_done=3),)
     resumed = replace(new_request(0, ints(5, 6, 7, 8, 9), ints(1, 2)), parts=again)
     a_plan = plan(ints(0), ints(0), ints(5), [True], new_requests=(resumed,))
@@ -80,7 +83,7 @@ def test_what_was_answered_before_a_preemption_is_not_answered_again() -> None:
 
 
 def test_a_slot_that_goes_to_another_request_owes_nothing() -> None:
-    batch, parts = InputBatch(max_num_seqs=1, max_model_len=16, block_size=4, num_groups=1), RowParts(LAST)
+    batch, parts = InputBatch(max_num_seqs=1, max_model_len=16, block_size=4, num_groups=1), RowParts(LAST, NO_MODEL)
     first = replace(new_request(0, ints(5, 6, 7, 8), ints(1)), parts=WANTED)
     a_plan = plan(ints(0), ints(0), ints(2), [False], new_requests=(first,))
     batch.apply(a_plan)
@@ -94,7 +97,7 @@ def test_a_slot_that_goes_to_another_request_owes_nothing() -> None:
 
 
 def test_only_the_last_stage_reads_hidden_states() -> None:
-    parts = RowParts(pipeline_stage((1, 1), 0))
+    parts = RowParts(pipeline_stage((1, 1), 0), NO_MODEL)
     parts.add(replace(new_request(0, ints(5, 6), ints(1)), parts=WANTED))
     assert not parts.slots
 
@@ -103,8 +106,8 @@ def test_a_part_that_this_rank_does_not_know_is_refused_in_words() -> None:
     class Strange(RequestPart):
         kind = "strange"
 
-    with pytest.raises(EngineError, match=r"request r0 has a part of the kind 'strange'; known are .*prompt_logprobs"):
-        RowParts(LAST).add(replace(new_request(0, ints(5, 6), ints(1)), parts=(Strange(),)))
+    with pytest.raises(EngineError, match=r"request r0 .*'strange'; .*prompt_logprobs"):
+        RowParts(LAST, NO_MODEL).add(replace(new_request(0, ints(5, 6), ints(1)), parts=(Strange(),)))
 
 
 @pytest.mark.parametrize("moved", [0, 3])
@@ -137,7 +140,7 @@ def test_the_columns_are_log_probabilities_whatever_the_pieces(moved: int, monke
             calls.append(len(rows))
             return rows @ head
 
-        parts.read(hidden, compute_logits)
+        parts.read(hidden, cast("CausalLM", SimpleNamespace(compute_logits=compute_logits)))
         assert calls == [min(max_rows, 7 - first) for first in range(0, 7, max_rows)]
         parts.copy(torch.clone)
         ((row, result),) = parts.results()

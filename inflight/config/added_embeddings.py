@@ -1,0 +1,13 @@
+"""`AddedEmbeddingsSpec`: learned embeddings beside those of the tokens, as encoders have them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddedEmbeddingsSpec:
+    """Learned tables whose rows are added to the embedding of a token (layers/added_embeddings.py). The token at position p
+    gets row p + `first_position` of the table of positions. 0: there is no such table."""
+
+    num_positions: int = 0
+    first_position: int = 0
+    num_types: int = 0

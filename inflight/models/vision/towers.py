@@ -1,0 +1,22 @@
+"""`make_tower`: the vision tower of each kind of specification."""
+
+from collections.abc import Callable
+from typing import Any
+
+from inflight.config.vision import Gemma3VisionSpec, Idefics3VisionSpec, Qwen3VisionSpec, Qwen25VisionSpec, VisionSpec
+from inflight.layers.context import LayerContext
+from inflight.models.vision.qwen import Qwen3Tower, Qwen25Tower
+from inflight.models.vision.siglip import Gemma3Tower, Idefics3Tower
+from inflight.models.vision.tower import VisionTower
+
+# Any: the class of specification that is the key
+TOWERS: dict[type[VisionSpec], Callable[[Any, LayerContext], VisionTower]] = {
+    Idefics3VisionSpec: Idefics3Tower,
+    Gemma3VisionSpec: Gemma3Tower,
+    Qwen3VisionSpec: Qwen3Tower,
+    Qwen25VisionSpec: Qwen25Tower,
+}
+
+
+def make_tower(spec: VisionSpec, context: LayerContext) -> VisionTower:
+    return TOWERS[type(spec)](spec, context)

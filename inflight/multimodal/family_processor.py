@@ -1,0 +1,256 @@
+"""`FamilyProcessor`: the processor that transformers has for the model's family, for one image at a time.
+
+The processor's class is called with one image and with the text of one placeholder, so that it prepares the pixels and writes
+the expansion of the placeholder. This works in the same way for each family. Videos and sounds are not supported, so the
+processor is made without those parts.
+
+transformers is imported here only, in a process of its own, and without torch (processor_main.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from inflight.errors import ConfigError, InvalidRequestError
+from inflight.interface.request import Float32Array
+from inflight.multimodal.messages import Options, Start
+from inflight.multimodal.processed import Grid, ProcessedImage, ProcessedInput, digest_of
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+# What a request may not choose: the form of the result, and what must be as the model's weights are.
+_FIXED = frozenset(
+    """
+    return_tensors device data_format input_data_format disable_grouping return_row_col_info image_seq_length patch_size
+    temporal_patch_size merge_size
+    """.split()
+)
+_SIZES = ("size", "pixels", "edge", "crops", "patches", "tiles", "tokens")  # parts of names of options
+_MOST_UNKNOWN = 4096  # of an option without a value in the model's files
+MAX_PIXEL_BYTES = 2**29  # of the pixels of one image
+
+
+class FamilyProcessor:
+    """
+    Args:
+        start: which processor to load.
+
+    Raises:
+        ConfigError: transformers has no processor for images of the model, or cannot load it.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self._processor = _load(start)
+        self._image_processor = self._processor.image_processor
+        self._placeholder = str(self._processor.image_token)
+        self._patch_size = _patch_size(start.folder, self._image_processor)
+        token = getattr(self._processor.tokenizer, "image_token", None) or self._placeholder
+        self._image_token_id = self._processor.tokenizer.convert_tokens_to_ids(token)
+        self._known_options = self._find_options() - _FIXED
+        self._largest = {**_sizes_of(self._image_processor, self._known_options), **_largest_of(start.options)}
+        self._usual_shape: tuple[int, ...] | None = None  # of the pixels of a tile, without options
+        self._usual_shape = self.process(_blank_image(), {}).inputs[0].pixels.shape
+
+    def process(self, image: Image.Image, options: Options) -> ProcessedImage:
+        """Prepare an image.
+
+        Args:
+            image: in RGB.
+            options: arguments of the image processor, such as `size` or `do_image_splitting`.
+
+        Raises:
+            InvalidRequestError: the processor refuses the image, or an option (`param` is "mm_processor_kwargs").
+        """
+        self._check_sizes(options)
+        found = self._call(image, self._checked(options))
+        expansion = str(found["text_replacement_offsets"][0][0]["replacement"])
+        pixels = found["pixel_values"]
+        if pixels.nbytes > MAX_PIXEL_BYTES:
+            raise InvalidRequestError(
+                f"the image has {pixels.nbytes} bytes of pixels when it is processed; at most {MAX_PIXEL_BYTES} are allowed: "
+                "send a smaller image, or options for a smaller size"
+            )
+        pieces = self._pieces(np.asarray(pixels, dtype=np.float32), found.get("image_grid_thw"))
+        if options:
+            self._check_pieces(pieces)
+        counts = _run_lengths(found["input_ids"][0], self._image_token_id)
+        if len(counts) != len(pieces):
+            raise ConfigError(
+                f"{type(self._processor).__name__} writes {len(counts)} runs of placeholders for {len(pieces)} inputs of the "
+                "vision tower; Inflight needs one run for each"
+            )
+        return ProcessedImage(
+            placeholder=self._placeholder,
+            expansion=expansion,
+            inputs=tuple(
+                ProcessedInput(pixels=each, grid=grid, num_tokens=count, digest=digest_of(each, grid))
+                for (each, grid), count in zip(pieces, counts, strict=True)
+            ),
+        )
+
+    def _find_options(self) -> frozenset[str]:
+        own = getattr(self._image_processor, "valid_kwargs", None)
+        of_processor = self._processor.valid_processor_kwargs.__annotations__["images_kwargs"]
+        return frozenset(getattr(own, "__annotations__", {})) | frozenset(of_processor.__annotations__)
+
+    def _check_sizes(self, options: Options) -> None:
+        """A request may ask for smaller images than the engine's, but not for larger ones, which cost everybody."""
+        for name, largest in _largest_of(options).items():
+            most = self._largest.get(name, self._largest.get("size", 0) if "pixels" in name else _MOST_UNKNOWN)
+            if not 0 < largest <= most:
+                raise InvalidRequestError(
+                    f"{name}={options[name]!r} must have positive numbers of at most {most}; the server's option "
+                    "--mm-processor-kwargs allows larger ones",
+                    "mm_processor_kwargs",
+                )
+
+    def _checked(self, options: Options) -> dict[str, Any]:  # Any: JSON
+        """Returns the options as the image processor takes them."""
+        for name in options:
+            if name not in self._known_options:
+                raise InvalidRequestError(
+                    f"the processor of this model has no option {name!r}; it has {', '.join(sorted(self._known_options))}",
+                    "mm_processor_kwargs",
+                )
+        checked = dict(options)
+        usual = dict(self._image_processor.size or {})
+        for name, side in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+            if name in checked:  # the limits of an area, in Qwen's processors
+                checked["size"] = {**usual, **checked.get("size", {}), side: checked.pop(name)}
+        return checked
+
+    def _call(self, image: Image.Image, options: dict[str, Any]) -> Any:  # Any: of transformers
+        try:
+            return self._processor(
+                images=[image],
+                text=self._placeholder,
+                return_text_replacement_offsets=True,
+                images_kwargs={**options, "return_tensors": "np"},
+            )
+        except MemoryError:
+            raise InvalidRequestError(
+                "the processed image needs too much memory; send a smaller image, or options for a smaller size"
+            ) from None
+        except Exception as error:  # whatever a processor raises because of an image or an option
+            place = "mm_processor_kwargs" if options else ""
+            what = (
+                f"the image with the options {options}"
+                if options
+                else f"an image of {image.width}x{image.height} pixels"
+            )
+            raise InvalidRequestError(f"the processor of this model refuses {what}: {error}", place) from error
+
+    def _pieces(self, pixels: Float32Array, grids: Any) -> list[tuple[Float32Array, Grid]]:
+        """Divides the pixels of an image into the inputs of the tower."""
+        if grids is not None:  # Qwen: one array of patches
+            frames, rows, columns = (int(number) for number in grids[0])
+            return [(pixels, (frames, rows, columns))]
+        tiles = pixels.reshape(-1, *pixels.shape[-3:])  # [num_tiles, 3, height, width]
+        height, width = tiles.shape[-2:]
+        grid = 1, height // self._patch_size, width // self._patch_size
+        return [(tile, grid) for tile in tiles]
+
+    def _check_pieces(self, pieces: list[tuple[Float32Array, Grid]]) -> None:
+        """Options must not change what the tower gets in a way that its weights do not allow."""
+        for pixels, _ in pieces:
+            assert self._usual_shape is not None
+            skipped = 1 if pixels.ndim == 2 else 0  # the number of patches is free
+            if pixels.shape[skipped:] != self._usual_shape[skipped:]:
+                raise InvalidRequestError(
+                    f"with these options an input of the model has the shape {list(pixels.shape)}; "
+                    f"the model takes {list(self._usual_shape)}",
+                    "mm_processor_kwargs",
+                )
+            if not np.isfinite(pixels).all():
+                raise InvalidRequestError("with these options pixels are not finite", "mm_processor_kwargs")
+
+
+def _largest_of(options: Options) -> dict[str, float]:
+    """The largest number of each option that is a size, or that counts tiles or pixels. A number that is not positive counts as
+    the largest, so that it is found."""
+    found: dict[str, float] = {}
+    for name, value in options.items():
+        given = value.values() if isinstance(value, Mapping) else [value]
+        numbers = [number for number in given if isinstance(number, int | float) and not isinstance(number, bool)]
+        if numbers and any(part in name for part in _SIZES):
+            found[name] = min(numbers) if min(numbers) <= 0 else max(numbers)
+    return found
+
+
+def _sizes_of(image_processor: Any, names: Iterable[str]) -> dict[str, float]:  # Any: of transformers
+    values: dict[str, Any] = {name: getattr(image_processor, name, None) for name in names}
+    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+    # sizes are of a class that is like a dictionary, but no Mapping; a side without a limit is None
+    sizes = {name: dict(value) for name, value in values.items() if "size" in name and hasattr(value, "__iter__")}
+    return _largest_of({**numbers, **sizes})
+
+
+def _load(start: Start) -> Any:  # Any: a processor of transformers
+    from transformers import AutoImageProcessor, AutoTokenizer
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, processor_class_from_name
+
+    files = [_read_json(start.folder / name) for name in ("processor_config.json", "preprocessor_config.json")]
+    model_type = _read_json(start.folder / "config.json").get("model_type", "")
+    named = next((each["processor_class"] for each in files if "processor_class" in each), None)
+    name = named or PROCESSOR_MAPPING_NAMES.get(model_type)
+    base = None if name is None else processor_class_from_name(name)
+    if base is None:
+        raise ConfigError(f"transformers has no processor for images of this model ({name or model_type or 'no name'})")
+
+    class ImagesOnly(base):  # type: ignore[misc, valid-type]  # a class of transformers, chosen at run time
+        """Accepts that there are no parts for videos and sounds."""
+
+        def check_argument_for_proper_class(self, argument_name: str, argument: object) -> type:
+            return type(argument)
+
+    options = {"trust_remote_code": start.trust_remote_code, "local_files_only": True}
+    parts: dict[str, Any] = {
+        "image_processor": AutoImageProcessor.from_pretrained(start.folder, backend="pil", **options),
+        "tokenizer": AutoTokenizer.from_pretrained(start.tokenizer, **options),
+    }
+    accepted = inspect.signature(base.__init__).parameters.keys()
+    others = {key: value for key, value in files[0].items() if key in accepted and key not in base.get_attributes()}
+    processor = ImagesOnly.__new__(ImagesOnly)
+    try:
+        base.__init__(processor, **{part: parts.get(part) for part in base.get_attributes()}, **others)
+    except ImportError:  # a package for videos is missing; what images need is set before that is found
+        processor.__dict__.update(parts)
+    return processor
+
+
+def _read_json(path: Path) -> dict[str, Any]:  # Any: JSON
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _patch_size(folder: Path, image_processor: Any) -> int:  # Any: of transformers
+    """Pixels of a side of a patch. Some config.json leave it out, because it is the default of the family."""
+    from transformers import AutoConfig
+
+    own = getattr(image_processor, "patch_size", None)
+    if isinstance(own, int):
+        return own
+    return int(AutoConfig.from_pretrained(folder).vision_config.patch_size)
+
+
+def _blank_image() -> Image.Image:
+    from PIL import Image
+
+    return Image.new("RGB", (64, 64))
+
+
+def _run_lengths(token_ids: list[int], token_id: int) -> list[int]:
+    """The lengths of the runs of one token."""
+    is_token = np.concatenate([[0], np.asarray(token_ids) == token_id, [0]]).astype(np.int8)
+    edges = np.flatnonzero(np.diff(is_token))
+    return [int(length) for length in edges[1::2] - edges[::2]]

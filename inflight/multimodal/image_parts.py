@@ -1,0 +1,59 @@
+"""`images_part`: finds the tokens of a prompt that stand for its images."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from inflight.config.vision import VisionSpec, max_image_tokens
+from inflight.errors import InvalidRequestError
+from inflight.interface.images import ImageInput, ImagesPart
+from inflight.interface.request import Int32Array
+from inflight.multimodal.places import image_place
+from inflight.multimodal.processed import ProcessedImage
+
+
+def images_part(token_ids: Int32Array, images: Sequence[ProcessedImage], vision: VisionSpec) -> ImagesPart:
+    """Returns what the request gets beside its tokens.
+
+    Raises:
+        InvalidRequestError: the tokens for images are not those of the expansions, or not as many as the tower's embeddings.
+    """
+    _check_inputs(images, vision)
+    positions = np.flatnonzero(token_ids == vision.image_token_id)
+    inputs, done = list[ImageInput](), 0
+    for each in (each for image in images for each in image.inputs):
+        run = positions[done : done + each.num_tokens]
+        if len(run) != each.num_tokens or int(run[-1] - run[0]) + 1 != each.num_tokens:
+            raise InvalidRequestError("the prompt contains tokens of images that are not those of its images", "prompt")
+        done += each.num_tokens
+        inputs.append(
+            ImageInput(
+                start=int(run[0]), num_tokens=each.num_tokens, digest=each.digest, pixels=each.pixels, grid=each.grid
+            )
+        )
+    if done != len(positions):
+        raise InvalidRequestError("the prompt contains tokens of images that are not those of its images", "prompt")
+    return ImagesPart(images=tuple(inputs), position_merge=vision.position_merge)
+
+
+def _check_inputs(images: Sequence[ProcessedImage], vision: VisionSpec) -> None:
+    """Check that the tower makes as many embeddings as the prompt has tokens for them.
+
+    Raises:
+        InvalidRequestError: it does not, for example because of an option of the processor.
+    """
+    for index, image in enumerate(images):
+        for each in image.inputs:
+            if each.num_tokens > (most := max_image_tokens(each.num_tokens)):
+                raise InvalidRequestError(
+                    f"the image needs {each.num_tokens} tokens; at most {most} are allowed: send a smaller one",
+                    image_place(index),
+                )
+            if (problem := vision.grid_problem(each.grid)) is not None:
+                raise InvalidRequestError(f"the model cannot read {problem}", image_place(index))
+            if vision.num_tokens(each.grid) != each.num_tokens:
+                raise InvalidRequestError(
+                    f"the image has {each.num_tokens} tokens in the prompt, but the model makes "
+                    f"{vision.num_tokens(each.grid)} embeddings of it",
+                    image_place(index),
+                )

@@ -1,0 +1,14 @@
+"""How errors name the parts of a prompt with images (`InvalidRequestError.param`)."""
+
+IMAGES = "multi_modal_data['image']"
+OPTIONS = "mm_processor_kwargs"
+
+
+def image_place(index: int) -> str:
+    """The image with this index."""
+    return f"{IMAGES}[{index}]"
+
+
+def uuid_place(index: int) -> str:
+    """The uuid of the image with this index."""
+    return f"multi_modal_uuids['image'][{index}]"

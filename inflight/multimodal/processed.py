@@ -1,0 +1,53 @@
+"""`ProcessedImage`: an image as the processor of its model has prepared it, and the text that stands for it in a prompt."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from inflight.interface.request import Float32Array
+
+Grid = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessedInput:
+    """One input of the vision tower. An image that its processor divides into tiles has several.
+
+    Attributes:
+        pixels: as transformers' processor of the family returns them: [3, height, width], or [num_patches, patch_features].
+        grid: (frames, rows, columns) of patches, before any merging.
+        num_tokens: how many placeholder tokens of the prompt stand for it.
+        digest: the SHA-256 of the pixels and the grid (`digest_of`).
+    """
+
+    pixels: Float32Array
+    grid: Grid
+    num_tokens: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessedImage:
+    """
+    Attributes:
+        placeholder: the text that stands for an image in a prompt before it is expanded, such as "<image>".
+        expansion: the text that replaces one placeholder.
+        inputs: in the order of their tokens in the expansion.
+    """
+
+    placeholder: str
+    expansion: str
+    inputs: tuple[ProcessedInput, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that the image needs, about."""
+        return len(self.expansion) + sum(each.pixels.nbytes for each in self.inputs)
+
+
+def digest_of(pixels: Float32Array, grid: Grid) -> bytes:
+    """Inputs with equal digests have equal embeddings."""
+    digest = hashlib.sha256(f"{pixels.dtype.str} {pixels.shape} {grid}\n".encode())
+    digest.update(np.ascontiguousarray(pixels).reshape(-1).view(np.uint8).data)
+    return digest.digest()
