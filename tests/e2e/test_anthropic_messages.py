@@ -163,7 +163,10 @@ def test_recorded_requests_are_answered(http: httpx.Client, name: str) -> None:
         ({"messages": [{"role": "", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "this model takes text only"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "this model takes no images, audio, video or files: it takes text only",
+        ),
         ({"messages": [{"role": "user", "content": [{**CALL, "name": 5}]}]}, "messages[0].content[0].name"),
         ({"messages": [{"role": "user", "content": [{"type": []}]}]}, "messages[0].content[0]"),
         ({"messages": [*SUM, {"role": "assistant", "content": [CALL] * 513}]}, "messages: too many tool_calls"),

@@ -70,7 +70,7 @@ def test_the_part_for_text(tmp_path: Path, family: str, older_names: bool) -> No
         save_file(
             {name.replace("model.language_model.", "language_model.model."): x for name, x in weights.items()}, file
         )
-    prompt = [5, 9, 100, 31, 7, VOCAB_SIZE - 1]
+    prompt = [5, 9, 100, 31, 7, VOCAB_SIZE - 5]
     with LLM(str(tmp_path), skip_tokenizer_init=True, dtype="float32", max_model_len=64, num_threads=1) as llm:
         (output,) = llm.generate(
             [prompt], SamplingParams(temperature=0, max_tokens=16, ignore_eos=True), use_tqdm=False

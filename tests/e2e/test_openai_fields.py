@@ -129,7 +129,8 @@ OWN: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
 # no outcome of one request shows these: they have tests of their own below (kv_transfer_params: in test_kv_offloading.py)
 SHOWN_BELOW = {"cache_salt", "priority", "request_id", "kv_transfer_params"}
 # what requests say about thoughts has a table of its own: tests/unit/entrypoints/fields/test_thinking_fields.py
-SHOWN_BELOW |= {*ThinkingFields.model_fields, "chat_template_kwargs"}
+# and what they say about images: tests/e2e/test_images_http.py
+SHOWN_BELOW |= {*ThinkingFields.model_fields, "chat_template_kwargs", "mm_processor_kwargs"}
 MODELS: dict[str, type[StrictModel]] = {CHAT: ChatCompletionRequest, TEXT: CompletionRequest}
 
 
