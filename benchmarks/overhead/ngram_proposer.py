@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from benchmarks.shared.report import emit, print_table
-from inflight.config.engine import SpeculativeConfig
+from inflight.config.speculative import SpeculativeConfig
 from inflight.interface.request import Int32Array
 from inflight.spec_decode import ngram
 from inflight.spec_decode.ngram import NgramProposer

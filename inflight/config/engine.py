@@ -14,7 +14,7 @@ from inflight.config.kv_transfer import KVTransferConfig
 from inflight.config.pooler import GENERATING, PoolerSpec
 from inflight.config.ranks import Place, RankLayout, places_on, ranks_of_node
 from inflight.config.reasoning import ReasoningConfig
-from inflight.setting import setting
+from inflight.config.speculative import SpeculativeConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,20 +174,6 @@ class ParallelConfig:
     @property
     def layout(self) -> RankLayout:
         return RankLayout(self.tensor_parallel_size, self.pipeline_parallel_size)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeculativeConfig:
-    """Each step proposes up to `num_speculative_tokens` tokens, and the next step verifies them.
-
-    "ngram" looks for the last earlier occurrence of the sequence's last n tokens, and proposes the tokens that followed it.
-    It uses the largest n of [`prompt_lookup_min`, `prompt_lookup_max`] for which there is such an occurrence.
-    """
-
-    method: str = setting("ngram", "How tokens are proposed.", choices=("ngram",))
-    num_speculative_tokens: int = setting(4, "Most tokens to propose in a step.", bounds=(1, 64))
-    prompt_lookup_min: int = setting(2, "Smallest n.", bounds=(1, 32))
-    prompt_lookup_max: int = setting(4, "Largest n.", bounds=(1, 32))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,9 @@ from inflight.config.engine import (
     ParallelConfig,
     QuantizationConfig,
     SchedulerConfig,
-    SpeculativeConfig,
 )
 from inflight.config.engine_args import EngineArgs
 from inflight.config.fault_tolerance import resolve_fault_tolerance
-from inflight.config.json_option import from_json
 from inflight.config.kv_events import resolve_kv_events
 from inflight.config.kv_transfer import resolve_kv_transfer
 from inflight.config.machine import Machine
@@ -34,6 +31,7 @@ from inflight.config.partition import check_tensor_parallel_size, resolve_partit
 from inflight.config.ranks import ranks_of_node
 from inflight.config.reasoning import resolve_reasoning
 from inflight.config.resolve_pooler import generating
+from inflight.config.speculative import resolve_speculative
 from inflight.config.unknown_family import native_refusal
 from inflight.config.weight_format import GGUF
 from inflight.config.whole_prompts import with_whole_prompts
@@ -166,29 +164,6 @@ def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchite
         except ConfigError as error:
             found += [] if str(error) in found else [str(error)]
     return found
-
-
-def resolve_speculative(given: Mapping[str, Any] | None) -> SpeculativeConfig | None:  # Any: checked here
-    """`EngineArgs.speculative_config`, checked and completed with defaults.
-
-    Raises:
-        ConfigError: an unknown method or key, or a number out of bounds.
-    """
-    if given is None:
-        return None
-    config = from_json(SpeculativeConfig, "speculative_config", given, needed="method")
-    low = config.prompt_lookup_min
-    high = config.prompt_lookup_max
-    if low > high and "prompt_lookup_min" not in given:
-        return replace(config, prompt_lookup_min=high)
-    if low > high and "prompt_lookup_max" not in given:
-        return replace(config, prompt_lookup_max=low)
-    if low > high:
-        raise ConfigError(
-            f"speculative_config: prompt_lookup_min={low} is more than prompt_lookup_max={high}; lower the first or raise the "
-            "second"
-        )
-    return config
 
 
 def _check_fallback(args: EngineArgs, folder: Path, architecture: ModelArchitecture) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from inflight.config.engine import SpeculativeConfig
+from inflight.config.speculative import SpeculativeConfig
 from inflight.interface.request import Int32Array
 from inflight.spec_decode.proposer import NO_TOKEN, Proposer
 

@@ -105,7 +105,7 @@ EDGES = {
             "engine/request/prompt_request.py",
         ),
     ),
-    "drafts": ("sample/verification.py", "worker/draw_rows.py"),
+    "drafts": ("sample/verification.py", "worker/draw_rows.py", "config/speculative.py"),
     "what measures pipelines": ("engine/start/pipeline_tuning.py",),
     "several engines of one model": (
         *("engine/serving/replicas.py", "engine/serving/routing.py", "engine/serving/cached_index.py"),

@@ -17,7 +17,7 @@ import numpy as np
 from inflight.config.engine import SchedulerConfig
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.config.kv_transfer import KVTransferConfig
-from inflight.config.resolve import resolve_speculative
+from inflight.config.speculative import resolve_speculative
 from inflight.engine.core.step_loop import CoreListener
 from inflight.engine.start.kv_cache_sizing import blocks_per_sequence, make_groups
 from inflight.engine.start.make_core import make_core

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import inflight.config
-from inflight.config.engine import SpeculativeConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.config.image_args import ImageArgs
 from inflight.config.kv_events import KVEventsConfig
 from inflight.config.kv_tiers import KVTierConfig
 from inflight.config.kv_transfer import _Extra
+from inflight.config.speculative import SpeculativeConfig
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.setting import Setting, settings_of
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from inflight.config.engine import SpeculativeConfig
-from inflight.config.resolve import resolve_speculative
+from inflight.config.speculative import SpeculativeConfig, resolve_speculative
 from inflight.errors import ConfigError
 
 

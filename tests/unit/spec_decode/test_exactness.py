@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight.config.engine import SpeculativeConfig
+from inflight.config.speculative import SpeculativeConfig
 from inflight.interface.request import Int32Array
 from inflight.sample.processors import LogitsProcessors
 from inflight.sample.rows import GrammarMasks

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inflight.config.engine import SpeculativeConfig
+from inflight.config.speculative import SpeculativeConfig
 from inflight.spec_decode import ngram
 from inflight.spec_decode.ngram import NgramProposer
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from inflight.config.engine import EngineConfig, SchedulerConfig
-from inflight.config.resolve import resolve_speculative
+from inflight.config.speculative import resolve_speculative
 from inflight.engine.start import pipeline_tuning
 from inflight.engine.start.pipeline_tuning import choose_stagger, tuned
 from inflight.errors import StepError
