@@ -207,6 +207,8 @@ class EngineConfig:
 
     The reasoning of a chat that sets no limit of its own has at most `reasoning_budget` tokens (-1: no limit). At a limit,
     `reasoning_budget_message` and the end tag are written.
+
+    `draft_model` is the model that proposes drafts, if `speculative` names one.
     """
 
     model: ModelConfig
@@ -220,7 +222,14 @@ class EngineConfig:
     reasoning: ReasoningConfig
     speculative: SpeculativeConfig | None
     execute_model_timeout_seconds: float
+    draft_model: ModelConfig | None = None
     fault_tolerance: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
+
+    @property
+    def head_dims(self) -> list[int]:
+        """The sizes of heads in the KV cache, those of the draft model included."""
+        drafting = [] if self.draft_model is None else self.draft_model.architecture.head_dims
+        return list(dict.fromkeys([*self.model.architecture.head_dims, *drafting]))
 
     def replicas(self) -> list[EngineConfig]:
         """Returns the configuration of each replica of the engine on this machine."""

@@ -97,13 +97,15 @@ class KVCacheGroup:
 class KVCacheConfig:
     """The cache of one rank: `num_blocks` blocks (including the dummy block) of `block_bytes` bytes each. Beside this arena the
     rank has a slab in host memory, with `num_slots` blocks more. `contents` is a digest of everything that determines the bytes
-    of a block on all ranks, such as the weights; b"" if blocks are not kept outside of this engine."""
+    of a block on all ranks, such as the weights; b"" if blocks are not kept outside of this engine. A request always has blocks
+    for `num_ahead_tokens` more than a step computes, because a draft model writes there."""
 
     num_blocks: int
     block_bytes: int
     groups: tuple[KVCacheGroup, ...]
     num_slots: int = 0
     contents: bytes = b""
+    num_ahead_tokens: int = 0
 
     @property
     def total_bytes(self) -> int:

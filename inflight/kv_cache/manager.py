@@ -52,6 +52,7 @@ class KVCacheManager:
     ) -> None:
         self.block_size = config.groups[0].spec.block_size
         self._checkpoint_tokens = checkpoint_tokens
+        self._num_ahead_tokens = config.num_ahead_tokens
         self._caching = enable_prefix_caching
         self._hasher = BlockHasher(fingerprint, self.block_size)
         self.pool = BlockPool(config.num_blocks)
@@ -138,12 +139,13 @@ class KVCacheManager:
     def allocate_slots(
         self, blocks: RequestBlocks, num_tokens: int, computed: tuple[list[int], ...] = NO_BLOCKS
     ) -> int | None:
-        """Lengthen the tables until they have room for `num_tokens` tokens. Empty tables begin with the blocks `computed`.
+        """Lengthen the tables until they have room for `num_tokens` tokens, and for those that a draft model computes ahead.
+        Empty tables begin with the blocks `computed`.
 
         Returns:
             how many entries were appended to each table. None if there are too few free blocks; then nothing was changed.
         """
-        length = -(-num_tokens // self.block_size)
+        length = -(-(num_tokens + self._num_ahead_tokens) // self.block_size)
         needed = length - len(blocks.tables[0])
         if needed <= 0:
             return 0
@@ -151,13 +153,15 @@ class KVCacheManager:
         first = length - needed + num_computed  # the first new block
         num_states = sum(group.has_states for group in self.groups)
         num_attention_blocks = (length - first) * (self.num_groups - num_states)
+        # the block of the state after the last token, and of those after the tokens ahead
+        written = range(max(first, -(-num_tokens // self.block_size) - 1), length)
         snapshots = [i for i in range(first, length) if self.is_snapshot(blocks, i)] if num_states else []
         room = self.pool.num_free_blocks - sum(map(self.pool.count_free, computed)) - num_attention_blocks
-        while len({*snapshots, length - 1}) * num_states > room:
+        while len({*snapshots, *written}) * num_states > room:
             if not snapshots:
                 return None
             snapshots.pop(0)  # too few blocks are free: the sequence goes on without this snapshot
-        with_state = {*snapshots, length - 1}
+        with_state = {*snapshots, *written}
         blocks.num_found += num_computed
         for table, shared in zip(blocks.tables, computed, strict=False):
             self.pool.touch(shared)

@@ -61,8 +61,10 @@ class StepInputs:
 
 
 class InputBatch:
-    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int) -> None:
-        max_blocks = -(-max_model_len // block_size)
+    def __init__(
+        self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int, num_ahead_tokens: int = 0
+    ) -> None:
+        max_blocks = -(-(max_model_len + num_ahead_tokens) // block_size)
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
         # for each slot, the position after the last token whose id was in a plan
         self.num_known_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)

@@ -73,6 +73,12 @@ class MemoryBudget:
         if self._cache.memory_bytes is not None:
             self._check_kv_cache(self._cache.memory_bytes, weights.rank)
 
+    def check_beside(self, weights: WeightSizes) -> None:
+        """As `check_before_loading`, for a second model beside the first one."""
+        first = self._weights
+        int4 = None if first.int4 is None or weights.int4 is None else first.int4 + weights.int4
+        self.check_before_loading(WeightSizes(first.rank + weights.rank, first.whole + weights.whole, int4))
+
     def _all_weights(self, whole: int) -> int:
         """The bytes of the weights of all ranks of all replicas on this machine. `whole`: as in `WeightSizes`."""
         return int(whole * self._tensor_parallel_size * self._local_share)

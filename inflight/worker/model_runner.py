@@ -19,15 +19,13 @@ from inflight.attention.backend import MetadataBuilder
 from inflight.attention.metadata import AttentionInputs, AttentionMetadata
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.interface.kv_cache import KVCacheConfig
-from inflight.interface.request import Int32Array, ResolvedSampling
+from inflight.interface.request import ResolvedSampling
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from inflight.models.causal_lm import ModelStep
 from inflight.sample.processors import LogitsProcessors
 from inflight.sample.sampler import Sampler, SamplerOutput
-from inflight.sample.verification import num_emitted
 from inflight.sampling_params import SamplingParams
-from inflight.spec_decode.ngram import NgramProposer
-from inflight.worker.draw_rows import grammar_masks, message_of, resolve_drafts
+from inflight.worker.draw_rows import grammar_masks, resolve_drafts
 from inflight.worker.drawn_tokens import DrawnTokens
 from inflight.worker.input_batch import StepInputs
 from inflight.worker.model_input import DrawnStep, ForwardInput, ForwardOutput, ModelInput, VerifiedDraws
@@ -35,6 +33,7 @@ from inflight.worker.pipeline import Pipeline
 from inflight.worker.profile_run import one_token_each, zero_activations
 from inflight.worker.runner import Runner
 from inflight.worker.runner_base import RankParts
+from inflight.worker.step_drafts import StepDrafts
 from inflight.worker.token_inbox import TokenInbox
 
 
@@ -44,8 +43,8 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
         config, device, pipeline = parts.config, parts.device, parts.pipeline
         architecture, max_num_seqs = config.model.architecture, config.scheduler.max_num_seqs
         self._sampler = Sampler(architecture.vocab_size, device.torch_device)
-        self._proposer = NgramProposer(config.speculative) if config.speculative is not None else None
-        self._num_speculative_tokens = self._proposer.num_speculative_tokens if self._proposer is not None else 0
+        speculative = config.speculative
+        self._num_speculative_tokens = 0 if speculative is None else speculative.num_speculative_tokens
         self._drawn_tokens = DrawnTokens(
             max_num_seqs,
             config.model.max_model_len,
@@ -53,6 +52,9 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
             num_speculative_tokens=self._num_speculative_tokens,
             senders=pipeline.senders,
         )
+        self._drafts: StepDrafts | None = None
+        if speculative is not None:
+            self._drafts = StepDrafts(config, parts.draft_model, self._drawn_tokens, self._sampler)
         self._inbox = TokenInbox(pipeline.receiver, self._drawn_tokens.apply)
         self._metadata_builders: tuple[
             MetadataBuilder | None, ...
@@ -75,7 +77,7 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
             batch, inputs = self._apply_plan(plan)
             state = self._sampling_state
             slots = plan.slots[inputs.sampling_rows]
-            max_seq_len = int(inputs.seq_lens.max())
+            max_seq_len = int(inputs.seq_lens.max()) + self._num_speculative_tokens
             model_input = ModelInput(
                 plan=plan,
                 inputs=inputs,
@@ -95,7 +97,7 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
             return replace(model_input, forward=self._forward_input(model_input, inputs))
 
     def _new_histories(self, plan: SchedulerOutput) -> tuple[NewRequestData, ...]:
-        if self._proposer is not None:
+        if self._num_speculative_tokens:
             return plan.new_requests
         state = self._sampling_state
         return tuple(
@@ -197,12 +199,19 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
                     self._drawn_tokens.add(slots, inputs.first_positions, self._tp.broadcast(nothing))
                 return DrawnStep(plan.step_id)
             self._drawn_tokens.remember(model_input.new_histories, plan.forced_tokens)
-            if self._proposer is not None:
-                self._proposer.forget(data.slot for data in plan.new_requests)
+            if self._drafts is not None:
+                self._drafts.begin(plan)
             if not len(slots):
+                if self._drafts is not None:
+                    self._drafts.end_without_draws(model_input, inputs)
                 return DrawnStep(plan.step_id, parts=forward.forward_input.parts)
             drawn = self._draw(plan, forward, grammar_output)
-            message, verified = self._verify(drawn.token_ids, inputs, slots)
+            verified: VerifiedDraws | None = None
+            if self._drafts is None:
+                message = one_token_each_row(drawn.token_ids)
+                self._drawn_tokens.write(slots, inputs.first_positions, message[:, 0].cpu().numpy())
+            else:
+                message, verified = self._drafts.verify(drawn.token_ids, model_input, inputs)
             self._drawn_tokens.add(slots, inputs.first_positions, self._tp.broadcast(message))
             return DrawnStep(plan.step_id, drawn, verified, forward.forward_input.parts)
 
@@ -227,24 +236,6 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
         history = torch.from_numpy(known[:, : processors.longest_history]).to(self._device.torch_device)
         return self._sampler(forward.logits, metadata, processors, history)
 
-    def _verify(self, sampled: Tensor, inputs: StepInputs, slots: Int32Array) -> tuple[Tensor, VerifiedDraws | None]:
-        """Returns the message to the other ranks and, in an engine with drafts, the outcome of the draws and the next
-        drafts."""
-        positions, drawn = inputs.first_positions, self._drawn_tokens
-        if self._proposer is None:
-            message = sampled.clamp(min=0)[:, None]
-            drawn.write(slots, positions, message[:, 0].cpu().numpy())
-            return message, None
-        drafts = torch.from_numpy(drawn.drafts[slots]).to(sampled.device)
-        counts = num_emitted(sampled, drafts, inputs.draw_start_loc).cpu().numpy()
-        tokens = message_of(sampled.cpu().numpy(), counts, inputs.draw_start_loc, self._num_speculative_tokens + 1)
-        rows, columns = np.nonzero(tokens >= 0)
-        drawn.write(slots[rows], (positions[rows] + columns).astype(np.int32), tokens[rows, columns])
-        num_tokens = np.minimum(positions + counts, self._config.model.max_model_len).astype(np.int32)
-        next_drafts = self._proposer.propose(drawn.token_ids, slots, num_tokens)
-        told = torch.from_numpy(np.concatenate([tokens, next_drafts], axis=1)).to(sampled.device)
-        return told, VerifiedDraws(counts, positions, inputs.draw_start_loc, next_drafts)
-
     def drain(self, drawn: DrawnStep) -> ModelRunnerOutput:
         with self._timeline.span(drawn.step_id, "drain") if self._draws else nullcontext():
             return drawn.to_output()
@@ -259,6 +250,8 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
         hidden = self._model(ModelStep(zeros, zeros, metadata, intermediate=activations))
         if self._stage.is_last:
             self._model.compute_logits(hidden)
+        if self._draft_model is not None:
+            self._draft_model.warm_up(inputs)
 
     def _profile_draws(self, hidden: Tensor) -> None:
         max_num_seqs = self._config.scheduler.max_num_seqs
@@ -270,3 +263,8 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
                 self._sampling_state.add(slot, sampling)
             draws = np.arange(num_rows, dtype=np.int32)
             self._sampler(logits, self._sampling_state.take(draws % max_num_seqs).metadata(draws))
+
+
+def one_token_each_row(sampled: Tensor) -> Tensor:
+    """As `message_of`, in an engine without drafts: int32 [num_sampling_rows] -> [num_sampling_rows, 1]."""
+    return sampled.clamp(min=0)[:, None]

@@ -25,7 +25,7 @@ def run_largest_step(
     backend: AttentionBackend,
     device: Device,
     stage: PipelineStage,
-    run_draws: Callable[[Tensor], None],
+    run_draws: Callable[[Tensor], object],
 ) -> None:
     """Run the largest step through one layer of each kind, the LM head and the sampler, with a temporary KV cache.
 

@@ -2,20 +2,23 @@
 warm up the device."""
 
 from abc import ABC, abstractmethod
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from inflight.attention.backend import AttentionBackend
 from inflight.config.engine import EngineConfig
+from inflight.config.pipeline_stage import PipelineStage
 from inflight.device.accelerator import Accelerator
 from inflight.device.base import Device
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
 from inflight.layers.attention import Attention
+from inflight.layers.recurrent_state import RecurrentState
 from inflight.models.causal_lm import CausalLM
 from inflight.sample.state import SamplingState
+from inflight.spec_decode.draft_model import DraftModel
 from inflight.timeline import Timeline
 from inflight.worker.input_batch import InputBatch
 from inflight.worker.parts.images import encoder_cache_bytes
@@ -32,6 +35,7 @@ class RankParts:
     Attributes:
         model: the layers of this rank's pipeline stage.
         pipeline: the links to the other stages; the worker closes them.
+        draft_model: on the rank that draws, in an engine with one.
     """
 
     config: EngineConfig
@@ -41,6 +45,7 @@ class RankParts:
     timeline: Timeline
     tp: TensorParallelGroup
     pipeline: Pipeline
+    draft_model: DraftModel | None = None
 
 
 class RunnerBase(ABC):
@@ -66,6 +71,7 @@ class RunnerBase(ABC):
         self._sampling_state = SamplingState(
             config.scheduler.max_num_seqs, architecture.vocab_size, device.torch_device
         )
+        self._draft_model = parts.draft_model
         self._parts = RowParts(self._stage, self._model)
         self._kv_cache_config: KVCacheConfig | None = None
         self._batch: InputBatch | None = None
@@ -74,16 +80,22 @@ class RunnerBase(ABC):
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """The spec of each layer's cache, by layer name, in layer order."""
-        return {name: cache_spec(layer, self._config) for name, layer in self._model.cached_layers().items()}
+        return {name: cache_spec(layer, self._config) for name, layer in self._cached_layers().items()}
+
+    def _cached_layers(self) -> dict[str, Attention | RecurrentState]:
+        drafting = {} if self._draft_model is None else self._draft_model.cached_layers()
+        return {**self._model.cached_layers(), **drafting}
 
     def initialize(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the arena and bind every layer to its part of it."""
         self._kv_cache_config = kv_cache_config
         self.arena = self._device.allocate_arena(kv_cache_config.num_blocks, kv_cache_config.block_bytes)
-        layers = self._model.cached_layers()
+        layers = self._cached_layers()
         for group_index, group in enumerate(kv_cache_config.groups):
             for i, name in enumerate(group.layer_names):
                 layers[name].bind(self._backend.layer_cache(self.arena, group.spec, i), group_index)
+        if self._draft_model is not None:
+            self._draft_model.initialize(kv_cache_config)
         self._batch = self._new_batch(kv_cache_config)
 
     def warm_up(self) -> None:
@@ -105,6 +117,7 @@ class RunnerBase(ABC):
             max_model_len=self._config.model.max_model_len,
             block_size=self._config.cache.block_size,
             num_groups=len(kv_cache_config.groups),
+            num_ahead_tokens=kv_cache_config.num_ahead_tokens,
         )
 
     def reserved_bytes(self, peak_bytes: int) -> int:
@@ -112,7 +125,7 @@ class RunnerBase(ABC):
         specs = self.kv_cache_specs()
         num_threads = self._config.device.num_threads
         found: dict[tuple[int, int], int] = {}  # by query heads per key head, and head_dim
-        for name, layer in self._model.cached_layers().items():
+        for name, layer in self._cached_layers().items():
             spec = specs[name]
             if isinstance(layer, Attention) and isinstance(spec, KVCacheSpec):
                 per_head = layer.num_heads // layer.num_kv_heads
@@ -143,3 +156,10 @@ class RunnerBase(ABC):
     def profile_run(self) -> None:
         """Run a step of the largest size, so that its peak memory can be measured. The memory is freed at the end."""
         run_largest_step(self._config, self._model, self._backend, self._device, self._stage, self._profile_draws)
+        if self._draft_model is not None:
+            config = replace(self._config, model=self._draft_model.config)
+            num_layers, drafting = config.model.architecture.num_layers, self._draft_model.model
+            run_largest_step(
+                *(config, drafting, self._backend, self._device, PipelineStage(0, num_layers, num_layers)),
+                lambda hidden: drafting.compute_logits(hidden[: config.scheduler.max_num_seqs]),
+            )

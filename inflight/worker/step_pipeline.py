@@ -95,12 +95,14 @@ class StepPipeline(WorkerBase):
             self._futures.popleft()
         if not self._futures and self._core_watch is not None:
             self._core_watch.begin()
+        # A draft model writes keys in `sample`, to blocks that a later plan may give to another request.
+        is_in_turn = self._config.draft_model is not None
         step = _Step(model_input, before=self._futures[-1] if self._futures else None)
         self._futures.append(step.future)
         self._order.add(
             StepPhases(
                 step_id=scheduler_output.step_id,
-                drawn_in_step=model_input.inputs.drawn_in_step,
+                drawn_in_step=scheduler_output.step_id - 1 if is_in_turn else model_input.inputs.drawn_in_step,
                 awaits_masks=self._stage.is_last and len(scheduler_output.grammar_rows) > 0,
                 forward=partial(self._forward, step),
                 sample=partial(self._sample, step),

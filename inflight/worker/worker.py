@@ -27,6 +27,7 @@ from inflight.interface.worker import Rendezvous, TierCounts
 from inflight.kv_connector.rank_transfers import RankTransfers
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
+from inflight.spec_decode.draft_model import load_draft_model
 from inflight.timeline import Event
 from inflight.worker.kv_transfers import make_transfers
 from inflight.worker.memory_budget import MemoryBudget
@@ -90,7 +91,7 @@ class Worker(StepPipeline):
         kv_cache_dtype: torch.dtype = getattr(torch, cache.dtype)
         device = self._device
         backend = get_backend(
-            *(device.kind, model_config.architecture.head_dims, cache.block_size, dtype, kv_cache_dtype),
+            *(device.kind, self._config.head_dims, cache.block_size, dtype, kv_cache_dtype),
             num_multiprocessors=device.num_multiprocessors if isinstance(device, Accelerator) else 0,
             max_shared_bytes=device.max_shared_bytes if isinstance(device, Accelerator) else 0,
         )
@@ -111,6 +112,9 @@ class Worker(StepPipeline):
                 timeline=self._timeline,
                 tp=self._tp,
                 pipeline=self._pipeline,
+                draft_model=load_draft_model(
+                    *(self._config, self._stage, self._tp, backend, device), check_size=self._memory.check_beside
+                ),
             )
         )
 

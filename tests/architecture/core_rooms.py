@@ -105,7 +105,10 @@ EDGES = {
             "engine/request/prompt_request.py",
         ),
     ),
-    "drafts": ("sample/verification.py", "worker/draw_rows.py", "config/speculative.py"),
+    "drafts": (
+        *("sample/verification.py", "worker/draw_rows.py", "config/speculative.py", "engine/start/draft_model.py"),
+        "worker/step_drafts.py",
+    ),
     "what measures pipelines": ("engine/start/pipeline_tuning.py",),
     "several engines of one model": (
         *("engine/serving/replicas.py", "engine/serving/routing.py", "engine/serving/cached_index.py"),

@@ -63,7 +63,8 @@ class Features:
     plans_ahead: bool | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
-    num_drafts: int = 0  # of the n-gram proposer
+    num_drafts: int = 0  # of the n-gram proposer, or of the draft model
+    draft_model: Path | None = None
     offloads: bool = False  # to a slab; it needs the prefix cache
     resumed_at: tuple[int, ...] = ()  # before these steps the core loses all requests, and the front end resumes them
 
@@ -83,7 +84,12 @@ class Features:
         if self.offloads:
             arguments["kv_offloading_size"] = 2**-8
         if self.num_drafts:
-            arguments["speculative_config"] = {"method": "ngram", "num_speculative_tokens": self.num_drafts}
+            drafting = {"method": "ngram"} if self.draft_model is None else {"model": str(self.draft_model)}
+            arguments["speculative_config"] = {
+                "method": "draft_model",
+                **drafting,
+                "num_speculative_tokens": self.num_drafts,
+            }
         if self.plans_ahead is not None and self.pipeline_parallel_size == 1:
             arguments["async_scheduling"] = self.plans_ahead
         elif self.plans_ahead:
@@ -143,8 +149,11 @@ class Engines:
 
     def _tight_bytes(self, features: Features) -> int:
         ranks = make_groups(self._specs(features))
+        ahead = 0 if features.draft_model is None else features.num_drafts
         blocks = blocks_per_sequence(
-            ranks[0], num_tokens=self.max_model_len, max_step_tokens=features.chunk or self.max_model_len
+            ranks[0],
+            num_tokens=self.max_model_len + ahead,
+            max_step_tokens=(features.chunk or self.max_model_len) + ahead,
         )
         return (1 + blocks) * max(
             len(group.layer_names) * group.spec.block_bytes for groups in ranks for group in groups
@@ -158,6 +167,7 @@ class Engines:
             tensor_parallel_size=features.tensor_parallel_size,
             pipeline_parallel_size=features.pipeline_parallel_size,
             num_drafts=features.num_drafts,
+            draft_model=features.draft_model,
             plans_ahead=None,
         )
         if layout not in self.specs:

@@ -14,6 +14,7 @@ import copy
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,7 +91,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "penalties": (False, True),
     "logprobs": (False, True),
     "grammar": (None, *GRAMMARS),
-    "ngram": (False, True),
+    "drafts": (None, "ngram", "draft_model"),
     "stop": (False, True),
     "budget": (False, True),
     "resume": (False, True),
@@ -102,7 +103,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 CELLS = covering_array(FACTORS, strength=3)
 # an engine of processes takes seconds to start: one of every layout, with grammars and drafts
 PROCESS_CELLS = [
-    next(cell for cell in CELLS if (cell["tp"], cell["pp"]) == layout and cell["grammar"] and cell["ngram"])
+    next(cell for cell in CELLS if (cell["tp"], cell["pp"]) == layout and cell["grammar"] and cell["drafts"])
     for layout in ((2, 1), (1, 2), (2, 2))
 ]
 
@@ -113,7 +114,7 @@ def name_of(cell: Row) -> str:
     return " ".join(name if value is True else f"{name}={value}" for name, value in shown.items())
 
 
-def features_of(cell: Row) -> Features:
+def features_of(cell: Row, draft_model: Path) -> Features:
     return Features(
         caching=bool(cell["cache"]),
         chunk=11 if cell["chunk"] else None,
@@ -122,7 +123,8 @@ def features_of(cell: Row) -> Features:
         plans_ahead=cell["depth"] == 2,
         tensor_parallel_size=2 if cell["tp"] == 2 else 1,
         pipeline_parallel_size=2 if cell["pp"] == 2 else 1,
-        num_drafts=NUM_DRAFTS if cell["ngram"] else 0,
+        num_drafts=NUM_DRAFTS if cell["drafts"] else 0,
+        draft_model=draft_model if cell["drafts"] == "draft_model" else None,
         resumed_at=(5, 12, 30, 60) if cell["resume"] else (),
         offloads=bool(cell["slab"]),
     )
@@ -159,7 +161,7 @@ def requests(draw: st.DrawFn, cell: Row, all_features: bool) -> dict[str, Any]:
         fields["thinking_token_budget"] = draw(st.integers(0, 12))
     if has("grammar"):
         fields["structured_outputs"] = GRAMMARS[str(cell["grammar"])]
-    elif has("ngram"):  # few tokens to choose from: what was drawn before comes again
+    elif has("drafts"):  # few tokens to choose from: what was drawn before comes again
         few = draw(st.lists(st.integers(10, 90), min_size=2, max_size=4, unique=True))
         if "thinking_token_budget" in fields:
             fields["logit_bias"] = dict.fromkeys(few, 50.0)
@@ -197,13 +199,15 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engi
         found.close()
 
 
-def run_cell(engines: Engines, cell: Row, executor: str, num_examples: int) -> None:
+def run_cell(made: dict[str, Engines], cell: Row, executor: str, num_examples: int) -> None:
+    engines = made[str(cell["model"])]
     engines.arguments = {"distributed_executor_backend": executor}
+    features = features_of(cell, draft_model=made["full"].folder)
 
     @examples(num_examples, f"{executor} {name_of(cell)}")
     @given(events=schedules(cell))
     def check(events: list[Event]) -> None:
-        run_example(engines, features_of(cell), events)
+        run_example(engines, features, events)
 
     try:
         check()
@@ -230,12 +234,13 @@ def test_the_plain_run_draws_what_the_reference_draws(
             assert scores.max() - scores[token] < MARGIN
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_every_feature_is_at_work(engines: dict[str, Engines], model: str) -> None:
+@pytest.mark.parametrize(("model", "drafts"), [*((model, "ngram") for model in MODELS), ("full", "draft_model")])
+def test_every_feature_is_at_work(engines: dict[str, Engines], model: str, drafts: str) -> None:
     """So that the rows compare something: on one engine with all of them, each leaves its trace in the counters."""
     features = Features(
-        caching=True, chunk=11, tight=True, max_num_seqs=4, plans_ahead=True, num_drafts=NUM_DRAFTS, offloads=True
-    )
+        caching=True, chunk=11, tight=True, max_num_seqs=4, plans_ahead=True, num_drafts=NUM_DRAFTS, offloads=True,
+        draft_model=engines["full"].folder if drafts == "draft_model" else None,
+    )  # fmt: skip
     text = trained(TOKENIZER).encode(PROMPTS[0], add_special_tokens=False).ids
     events: list[Event] = []
     for i, kind in enumerate((None, "json", "regex", None, "json", "choice", None)):
@@ -257,12 +262,12 @@ def test_every_feature_is_at_work(engines: dict[str, Engines], model: str) -> No
 
 @pytest.mark.parametrize("cell", CELLS, ids=name_of)
 def test_tokens_are_those_of_the_plain_run(engines: dict[str, Engines], cell: Row) -> None:
-    run_cell(engines[str(cell["model"])], cell, "uni", NUM_EXAMPLES)
+    run_cell(engines, cell, "uni", NUM_EXAMPLES)
 
 
 @pytest.mark.parametrize("cell", PROCESS_CELLS, ids=name_of)
 def test_tokens_of_ranks_that_are_processes(engines: dict[str, Engines], cell: Row) -> None:
-    run_cell(engines[str(cell["model"])], cell, "mp", NUM_PROCESS_EXAMPLES)
+    run_cell(engines, cell, "mp", NUM_PROCESS_EXAMPLES)
 
 
 def test_tokens_of_replicas(engines: dict[str, Engines]) -> None:

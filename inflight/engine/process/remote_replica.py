@@ -244,6 +244,7 @@ def terms_of(args: EngineArgs, config: EngineConfig) -> dict[str, str]:
     Reads all weights if it has not read them before."""
     model, parallel = config.model, config.parallel
     tokenizer = model.folder if args.tokenizer is None else resolve_tokenizer_folder(args.tokenizer)
+    drafting = {} if config.draft_model is None else digests(weight_files(config.draft_model))
     terms = {
         "the version of Inflight": __version__,
         "dtype": model.dtype,
@@ -257,4 +258,5 @@ def terms_of(args: EngineArgs, config: EngineConfig) -> dict[str, str]:
         "data_parallel_routing": parallel.routes_by_prefix,
         "device": config.device.kind,
     } | digests([*weight_files(model), *(file for name in _TOKENIZER_FILES for file in tokenizer.glob(name))])
+    terms |= {f"draft model, {name}": value for name, value in drafting.items()}
     return {name: str(value) for name, value in terms.items()}

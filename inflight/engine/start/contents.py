@@ -15,13 +15,15 @@ from inflight.version import __version__
 logger = logging.getLogger(__name__)
 
 
-def contents_of(model: ModelConfig) -> bytes:
-    """Returns 32 bytes: a digest of Inflight's version, the model's settings, and the contents of its weights. For a model on
-    the code of transformers also of its version, and of the model's Python files. Reads all weights: one core needs some
-    seconds for a GB. Each rank adds what else determines its blocks (worker/kv_transfers.py).
+def contents_of(model: ModelConfig, draft_model: ModelConfig | None = None) -> bytes:
+    """Returns 32 bytes: a digest of Inflight's version, the model's settings, and the contents of its weights, and of those of
+    its draft model. For a model on the code of transformers also of its version, and of the model's Python files. Reads all
+    weights: one core needs some seconds for a GB. Each rank adds what else determines its blocks (worker/kv_transfers.py).
     """
     start = time.perf_counter()
     known = digests(weight_files(model))
+    if draft_model is not None:
+        known |= {f"draft {name}": value for name, value in digests(weight_files(draft_model)).items()}
     if model.architecture.implementation == TRANSFORMERS:
         known |= digests(sorted(model.folder.glob("*.py"))) | {"transformers": metadata.version("transformers")}
     logger.info("the digest of the weights, for names of KV blocks in tiers, took %.2f s", time.perf_counter() - start)

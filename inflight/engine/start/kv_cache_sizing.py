@@ -74,6 +74,7 @@ def make_kv_cache_configs(
     slab_bytes: int = 0,
     num_blocks: int | None = None,
     contents: bytes = b"",
+    num_ahead_tokens: int = 0,
 ) -> list[KVCacheConfig]:
     """Returns one config for each rank. All ranks use the same block ids, so all have the same number of blocks: as many as fit
     on the rank on which the fewest blocks fit.
@@ -89,7 +90,7 @@ def make_kv_cache_configs(
         utilization: `gpu_memory_utilization`, for the text of the error.
         num_blocks: the number of blocks that an engine before this one had; then nothing else decides it.
         slab_bytes: host memory for more blocks, all ranks together.
-        contents: see `KVCacheConfig`.
+        contents, num_ahead_tokens: see `KVCacheConfig`.
 
     Raises:
         OutOfMemoryError: the slab is too small, or one sequence of `max_model_len` tokens does not fit. If a shorter sequence
@@ -102,7 +103,9 @@ def make_kv_cache_configs(
     fitting = [max(0, available) // size for available, size in zip(available_bytes, block_bytes, strict=True)]
     groups = groups_of_rank[0]
     tightest = fitting.index(min(fitting))
-    needed = 1 + blocks_per_sequence(groups, num_tokens=max_model_len, max_step_tokens=max_step_tokens)
+    max_step_tokens += num_ahead_tokens
+    num_tokens = max_model_len + num_ahead_tokens
+    needed = 1 + blocks_per_sequence(groups, num_tokens=num_tokens, max_step_tokens=max_step_tokens)
     count, size = fitting[tightest], block_bytes[tightest]
     if num_blocks is not None:
         count = num_blocks
@@ -122,7 +125,14 @@ def make_kv_cache_configs(
             f"{_size(MIN_SLOTS * sum(block_bytes))}; raise it"
         )
     return [
-        KVCacheConfig(num_blocks=count, block_bytes=size, groups=groups, num_slots=num_slots, contents=contents)
+        KVCacheConfig(
+            num_blocks=count,
+            block_bytes=size,
+            groups=groups,
+            num_slots=num_slots,
+            contents=contents,
+            num_ahead_tokens=num_ahead_tokens,
+        )
         for size, groups in zip(block_bytes, groups_of_rank, strict=True)
     ]
 
@@ -210,7 +220,8 @@ def allocate_kv_cache(config: EngineConfig, executor: Executor) -> KVCacheConfig
         usual_sequence_len=config.cache.usual_sequence_len,
         num_blocks=config.cache.num_blocks,
         slab_bytes=transfer.cpu_bytes if transfer is not None else 0,
-        contents=contents_of(config.model) if transfer is not None and transfer.tiers else b"",
+        num_ahead_tokens=config.speculative.num_speculative_tokens if config.speculative and config.draft_model else 0,
+        contents=contents_of(config.model, config.draft_model) if transfer is not None and transfer.tiers else b"",
     )
     sized = time.perf_counter()
     logger.info("%s", describe_size(kv_cache_configs[0], config.cache, config.scheduler))

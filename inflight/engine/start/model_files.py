@@ -24,6 +24,7 @@ from inflight.config.resolve_pooler import POOLER_FIELDS, resolve_pooler
 from inflight.config.stored_head import resolve_head
 from inflight.config.unknown_family import describe_model
 from inflight.damaged_files import named_errors
+from inflight.engine.start.draft_model import with_draft_model
 from inflight.engine.start.generation_defaults import model_eos_token_ids, warn_of_unknown_fields
 from inflight.errors import UnsupportedModelError
 from inflight.hub import read_generation_config, resolve_model_folder
@@ -49,13 +50,14 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
         logger.warning("structured_outputs_backend=%r: llguidance serves instead", args.structured_outputs_backend)
     machine = detect_machine(args.device)
     with named_errors(UnsupportedModelError, folder, "its configuration"):
-        return resolve(
+        config = resolve(
             args,
             folder=folder,
             architecture=_describe(args, folder, machine.device),
             machine=machine,
             timeout_seconds=envs.execute_model_timeout_seconds(),
         )
+    return with_draft_model(config, args, resolve_config)
 
 
 def _describe(args: EngineArgs, folder: Path, device: str) -> ModelArchitecture:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -61,22 +59,11 @@ def test_the_profile_run_draws_as_many_rows_as_the_largest_step(folder: Path, ma
 def test_a_request_that_gets_a_slot_does_not_get_the_index_of_its_tokens(folder: Path) -> None:
     driven = make_executor(folder, 1, 1, 3, 2)
     runner = workers_of(driven)[0].runner
-    assert isinstance(runner, ModelRunner) and runner._proposer is not None
+    assert isinstance(runner, ModelRunner) and runner._drafts is not None
     forgotten: list[int] = []
-    runner._proposer.forget = forgotten.extend  # type: ignore[assignment, method-assign]
+    runner._drafts._proposer.forget = forgotten.extend  # type: ignore[assignment, method-assign]
     for name in ("first", "second"):
         job = greedy_job(name)
         plan_ahead(driven, [job]).run()
         assert forgotten.pop() == job.slot and not forgotten
     driven.executor.shutdown()
-
-
-def test_a_row_without_a_possible_token_tells_the_other_ranks_a_token_id() -> None:
-    """Steps of the request may be under way, and they look up its embedding."""
-    written: list[list[int]] = []
-    drawn = SimpleNamespace(write=lambda slots, positions, tokens: written.append(tokens.tolist()))
-    runner: Any = SimpleNamespace(_proposer=None, _drawn_tokens=drawn)
-    inputs: Any = SimpleNamespace(first_positions=np.array([7, 8], dtype=np.int32))
-    sampled = torch.tensor([-1, 5], dtype=torch.int32)
-    message, verified = ModelRunner._verify(runner, sampled, inputs, np.array([0, 1], dtype=np.int32))
-    assert (message.tolist(), verified, written) == ([[0], [5]], None, [[0, 5]])

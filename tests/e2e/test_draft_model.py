@@ -1,0 +1,142 @@
+"""A draft model: the tokens are those of a run without one, and its keys are kept where the served model's are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inflight import LLM, SamplingParams
+from inflight.errors import ConfigError
+from tests.support.model_zoo import FAMILY_CONFIGS, write_model
+
+ARGUMENTS: dict[str, Any] = {
+    "skip_tokenizer_init": True,
+    "dtype": "float32",
+    "max_model_len": 160,
+    "num_threads": 1,
+    "kv_cache_memory_bytes": 1 << 22,
+    "distributed_executor_backend": "uni",
+}
+NUM_DRAFTS = 3
+PROMPTS = [[5, 9, 100, 31, 7] * count for count in (1, 3, 9, 14, 2, 5)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """`qwen3_5` and `lfm2` have recurrent layers."""
+    root = tmp_path_factory.mktemp("models")
+    return {
+        name: write_model(FAMILY_CONFIGS[name][0], root / name, seed=seed)
+        for seed, name in enumerate(("qwen3", "llama", "qwen3_5", "lfm2"))
+    }
+
+
+def speculative(draft: Path, **more: Any) -> dict[str, Any]:
+    return {"method": "draft_model", "model": str(draft), "num_speculative_tokens": NUM_DRAFTS, **more}
+
+
+def generate(llm: LLM, temperature: float, *, count: int = 1) -> list[list[int]]:
+    params = [
+        SamplingParams(temperature=temperature, seed=seed, max_tokens=40, ignore_eos=True, n=count)
+        for seed in range(len(PROMPTS))
+    ]
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    return [list(each.token_ids) for output in outputs for each in output.outputs]
+
+
+@pytest.fixture(scope="module")
+def plain(folders: dict[str, Path]) -> dict[tuple[str, float], list[list[int]]]:
+    found = {}
+    for name, folder in folders.items():
+        with LLM(str(folder), **ARGUMENTS) as llm:
+            found |= {(name, temperature): generate(llm, temperature, count=2) for temperature in (0.0, 1.0)}
+    return found
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2, "pipeline_stagger": 2},
+        {"async_scheduling": False, "enable_chunked_prefill": True, "max_num_batched_tokens": 17, "max_num_seqs": 4},
+        {"kv_cache_memory_bytes": 1 << 18, "block_size": 16},
+    ],
+    ids=["plain", "tp2", "pp2", "chunks", "preempted"],
+)
+def test_a_model_accepts_what_it_guesses_itself(
+    folders: dict[str, Path], plain: dict[tuple[str, float], list[list[int]]], more: dict[str, Any]
+) -> None:
+    """Each draft is accepted if the draft model has the keys of all tokens, whoever has computed them: the same request before,
+    a request with the same beginning, a step before a preemption."""
+    folder = folders["qwen3"]
+    with LLM(str(folder), **{**ARGUMENTS, **more}, speculative_config=speculative(folder)) as llm:
+        stats = llm.llm_engine.core.scheduler.stats
+        for temperature in (0.0, 1.0, 0.0):  # the last time the prompts are cached
+            assert generate(llm, temperature, count=2) == plain["qwen3", temperature]
+        assert stats.num_draft_tokens > 400
+        assert stats.num_accepted_tokens >= 0.98 * stats.num_draft_tokens
+        assert stats.num_hit_tokens > 100
+        assert "preempted" not in more or stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("served", ["qwen3_5", "lfm2"])
+@pytest.mark.parametrize("more", [{}, {"max_num_batched_tokens": 33, "max_num_seqs": 3}], ids=["roomy", "chunks"])
+def test_recurrent_layers_go_back_behind_refused_drafts(
+    folders: dict[str, Path], plain: dict[tuple[str, float], list[list[int]]], served: str, more: dict[str, Any]
+) -> None:
+    draft = speculative(folders["llama"])
+    with LLM(str(folders[served]), **{**ARGUMENTS, **more}, speculative_config=draft) as llm:
+        stats = llm.llm_engine.core.scheduler.stats
+        for temperature in (0.0, 1.0, 0.0):
+            assert generate(llm, temperature, count=2) == plain[served, temperature]
+        assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+
+
+def test_drafts_end_where_the_draft_model_ends(folders: dict[str, Path], tmp_path: Path) -> None:
+    config = FAMILY_CONFIGS["llama"][0].to_dict()
+    short = write_model(
+        type(FAMILY_CONFIGS["llama"][0])(**{**config, "max_position_embeddings": 64}), tmp_path / "short", seed=1
+    )
+    folder = folders["qwen3"]
+    with LLM(str(folder), **ARGUMENTS) as llm:
+        expected = generate(llm, 0.0)
+    with LLM(str(folder), **ARGUMENTS, speculative_config=speculative(short)) as llm:
+        assert generate(llm, 0.0) == expected
+
+
+def test_quantized_draft_model(folders: dict[str, Path], plain: dict[tuple[str, float], list[list[int]]]) -> None:
+    folder = folders["qwen3"]
+    with LLM(str(folder), **ARGUMENTS, speculative_config=speculative(folder, quantization="int8")) as llm:
+        stats = llm.llm_engine.core.scheduler.stats
+        assert generate(llm, 1.0, count=2) == plain["qwen3", 1.0]
+        assert 0.5 * stats.num_draft_tokens < stats.num_accepted_tokens
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": None}, "needs a `model`"),
+        ({"model": "/no/such/model"}, "/no/such/model"),
+        ({"method": "ngram"}, "is for the method draft_model"),
+        ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size"),
+        ({"quantization": "int3"}, "int3"),
+    ],
+)
+def test_what_is_refused(folders: dict[str, Path], change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        LLM(str(folders["qwen3"]), **ARGUMENTS, speculative_config={**speculative(folders["llama"]), **change})
+    assert words in str(error.value)
+
+
+def test_models_that_cannot_guess(folders: dict[str, Path], tmp_path: Path) -> None:
+    small = write_model(FAMILY_CONFIGS["llama"][0], tmp_path / "small", seed=0)
+    config = json.loads((small / "config.json").read_text())
+    (small / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] - 64}))
+    for draft, words in ((small, "another vocabulary"), (folders["lfm2"], "recurrent layers")):
+        with pytest.raises(ConfigError) as error:
+            LLM(str(folders["qwen3"]), **ARGUMENTS, speculative_config=speculative(draft))
+        assert words in str(error.value)

@@ -1,0 +1,77 @@
+"""The draft model must know the served model's tokens, by the same numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inflight.config.engine_args import EngineArgs
+from inflight.engine.start.model_files import resolve_config
+from inflight.errors import ConfigError
+from tests.support.fakes_tokenizer import save_folder, trained
+from tests.support.model_zoo import FAMILY_CONFIGS, write_model
+
+
+def model(folder: Path, vocab_size: int, change: dict[str, int] | None = None) -> Path:
+    """A model with a tokenizer. `change`: token -> its other number."""
+    config = FAMILY_CONFIGS["llama"][0].to_dict()
+    write_model(type(FAMILY_CONFIGS["llama"][0])(**{**config, "vocab_size": vocab_size}), folder, seed=0)
+    save_folder(folder, "byte_level")
+    if change:
+        file = folder / "tokenizer.json"
+        text = json.loads(file.read_text())
+        text["model"]["vocab"] |= change
+        file.write_text(json.dumps(text))
+    return folder
+
+
+def arguments(served: Path, draft: Path) -> EngineArgs:
+    return EngineArgs(
+        model=str(served),
+        device="cpu",
+        max_model_len=64,
+        speculative_config={"method": "draft_model", "model": str(draft)},
+    )
+
+
+def test_padding_of_the_vocabulary_may_differ(tmp_path: Path) -> None:
+    size = trained("byte_level").get_vocab_size()
+    served, draft = model(tmp_path / "served", size + 9), model(tmp_path / "draft", size + 2)
+    config = resolve_config(arguments(served, draft))
+    assert config.draft_model is not None
+    assert (config.draft_model.folder, config.draft_model.dtype) == (draft, config.model.dtype)
+    alone = resolve_config(EngineArgs(model=str(served), device="cpu", max_model_len=64))
+    assert alone.model.fingerprint != config.model.fingerprint  # its blocks have no keys of a draft model
+    assert alone.draft_model is None
+
+
+def test_the_first_other_token_is_shown(tmp_path: Path) -> None:
+    vocabulary = trained("byte_level").get_vocab()
+    one, other = sorted(vocabulary, key=lambda token: vocabulary[token])[40:42]
+    size = len(vocabulary)
+    served = model(tmp_path / "served", size)
+    draft = model(tmp_path / "draft", size, {one: vocabulary[other], other: vocabulary[one]})
+    with pytest.raises(ConfigError) as error:
+        resolve_config(arguments(served, draft))
+    assert f"token {vocabulary[one]} is {one!r} in the served model, and {other!r} in the draft model" in str(
+        error.value
+    )
+
+
+def test_a_model_that_has_fewer_tokens_than_its_tokenizer(tmp_path: Path) -> None:
+    size = trained("byte_level").get_vocab_size()
+    served, draft = model(tmp_path / "served", size), model(tmp_path / "draft", size - 3)
+    with pytest.raises(ConfigError, match="another vocabulary") as error:
+        resolve_config(arguments(served, draft))
+    assert str(size - 3) in str(error.value)
+
+
+def test_a_served_model_that_makes_vectors(tmp_path: Path) -> None:
+    size = trained("byte_level").get_vocab_size()
+    served, draft = model(tmp_path / "served", size), model(tmp_path / "draft", size)
+    file = served / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "architectures": ["LlamaForSequenceClassification"]}))
+    with pytest.raises(ConfigError, match="makes vectors or scores"):
+        resolve_config(arguments(served, draft))
