@@ -20,9 +20,9 @@ class SourceSize:
 
     @classmethod
     def of(cls, text: str) -> SourceSize:
-        nodes = list(ast.walk(ast.parse(text)))
-        num_nodes = sum(isinstance(node, ast.expr | ast.stmt) for node in nodes)
-        return cls(1, len(code_lines(text)), num_nodes, sum(map(_is_tuple_assignment, nodes)))
+        tree = ast.parse(text)
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr | ast.stmt)]
+        return cls(1, len(code_lines(text, tree)), len(nodes), sum(map(_is_tuple_assignment, nodes)))
 
     @classmethod
     def sum(cls, sizes: Iterable[SourceSize]) -> SourceSize:
@@ -43,10 +43,11 @@ class SourceSize:
         return 1000 * self.tuple_assignments / self.code if self.code else 0.0
 
 
-def code_lines(text: str) -> set[int]:
-    """The numbers of the lines, from 1, that are not blank and in no comment or docstring."""
+def code_lines(text: str, tree: ast.Module | None = None) -> set[int]:
+    """The numbers of the lines, from 1, that are not blank and in no comment or docstring. `tree`: the syntax tree of the text,
+    if it has been parsed already."""
     docstrings = set[int]()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(ast.parse(text) if tree is None else tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
             match node.body[0]:
                 case ast.Expr(value=ast.Constant(value=str()), lineno=start, end_lineno=int(end)):

@@ -6,8 +6,8 @@ always are: each has fixtures of its own, all of them run, and each that fails o
 pytest-xdist, or if a test is chosen by its name, each case is an item, so that one can be run alone.
 
 These tests keep an item for each case: those of files that take long, because the workers share such cases; those with marks
-that decide whether they run; and those that take a fixture of the module with parameters, because pytest orders them by its
-values.
+that decide whether they run, and those that are skipped (`skipped_cases.py`); and those that take a fixture of the module with
+parameters, because pytest orders them by its values.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
+
+from tests.skipped_cases import reason_of_marks
 
 MOST_SECONDS = 10.0  # that all tests of a file may take
 MARKS = {"parametrize", "skipif", "filterwarnings", "usefixtures"}
@@ -33,7 +35,7 @@ class CaseGroup(pytest.Item):
     def can_be_one_item(self) -> bool:
         marks = list(self.iter_markers())
         cases = [mark for mark in marks if mark.name == "parametrize"]
-        if not cases or not {mark.name for mark in marks} <= MARKS:
+        if not cases or not {mark.name for mark in marks} <= MARKS or reason_of_marks(self):
             return False
         for mark in cases:
             values = mark.args[1] if len(mark.args) > 1 else mark.kwargs.get("argvalues")

@@ -23,6 +23,7 @@ import hypothesis
 import pytest
 
 from tests.case_groups import CaseGroups
+from tests.skipped_cases import keep_one_of_each, reason_of_marks
 from tests.spread import spread
 from tests.support import python_process
 from tests.support.python_process import shared_imports
@@ -156,15 +157,16 @@ def _has_cuda() -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    skip_full = pytest.mark.skip(reason="big counts: make test-full")
-    skip_gpu = pytest.mark.skip(reason="needs a CUDA device")
-    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu_items and not _has_cuda():
-        for item in gpu_items:
-            item.add_marker(skip_gpu)
-    for item in items:
+    has_cuda = not any(item.get_closest_marker("gpu") for item in items) or _has_cuda()
+
+    def reason_of(item: pytest.Item) -> str:
+        if item.get_closest_marker("gpu") and not has_cuda:
+            return "needs a CUDA device"
         if (item.get_closest_marker("full") and not FULL) or (item.get_closest_marker("full_gpu") and not FULL_GPU):
-            item.add_marker(skip_full)
+            return "big counts: make test-full"
+        return reason_of_marks(item)
+
+    items[:] = keep_one_of_each(items, reason_of)
     if XDIST_WORKER:
         named = [(item.nodeid.partition("::")[0], item) for item in items]
         items[:] = spread(named, durations(), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))

@@ -6,9 +6,8 @@ Nothing is executed: an import is seen wherever it stands, in a function and und
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,9 +32,10 @@ class SourceFile:
     text: str
     package: str = PACKAGE
 
-    @cached_property
+    @property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text, filename=self.path)
+        """Shared by all that read this text: nobody may change it."""
+        return _parse(self.text)
 
     @property
     def is_package(self) -> bool:
@@ -56,6 +56,30 @@ def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+# Most of the architecture tests read the same files.
+@cache
+def _parse(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+@cache
+def _import_nodes(text: str) -> list[tuple[ast.stmt | ast.expr, bool]]:
+    """The statements and calls that import something, each with whether it is executed whenever the module is."""
+    imports_by_calls = "import_module" in text or "__import__" in text
+    found: list[tuple[ast.stmt | ast.expr, bool]] = []
+    left: list[tuple[ast.AST, bool]] = [(_parse(text), True)]
+    while left:
+        node, at_run_time = left.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.Call) and _imported_by_call(node)):
+            found.append((node, at_run_time))
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        body_of_type_checking = node.body if isinstance(node, ast.If) and _is_type_checking(node.test) else []
+        children = [each for each in ast.iter_child_nodes(node) if imports_by_calls or not isinstance(each, ast.expr)]
+        for child in reversed(children):
+            left.append((child, at_run_time and not is_function and child not in body_of_type_checking))
+    return found
+
+
 class Package:
     """Every Python file below `folder`, which is the package `inflight`, a synthetic one, or `name`."""
 
@@ -71,18 +95,11 @@ class Package:
         return {file.room for file in self.files} - {""}
 
     def imports(self, file: SourceFile) -> list[Import]:
-        return list(self._imports(file, file.tree, at_run_time=True))
-
-    def _imports(self, file: SourceFile, node: ast.AST, *, at_run_time: bool) -> Iterator[Import]:
-        for module in self._imported_modules(file, node):
-            assert isinstance(node, ast.stmt | ast.expr)
-            yield Import(module, node.lineno, at_run_time)
-        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        body_of_type_checking = node.body if isinstance(node, ast.If) and _is_type_checking(node.test) else []
-        for child in ast.iter_child_nodes(node):
-            yield from self._imports(
-                file, child, at_run_time=at_run_time and not is_function and child not in body_of_type_checking
-            )
+        return [
+            Import(module, node.lineno, at_run_time)
+            for node, at_run_time in _import_nodes(file.text)
+            for module in self._imported_modules(file, node)
+        ]
 
     def _imported_modules(self, file: SourceFile, node: ast.AST) -> list[str]:
         if isinstance(node, ast.Import):
@@ -94,15 +111,27 @@ class Package:
                 parts = parts[: len(parts) - node.level + (1 if file.is_package else 0)]
                 base = ".".join([*parts, base] if base else parts)
             return sorted({self._module_or_parent(base, alias.name) for alias in node.names})
-        if isinstance(node, ast.Call) and node.args and _name(node.func) in {"import_module", "__import__"}:
-            argument = node.args[0]
-            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                return [argument.value]
-        return []
+        assert isinstance(node, ast.Call)
+        return [called] if (called := _imported_by_call(node)) else []
 
     def _module_or_parent(self, base: str, name: str) -> str:
         """`from inflight import errors` imports a module, `from inflight import LLM` a name of the public API."""
         return f"{base}.{name}" if f"{base}.{name}" in self.by_module else base
+
+
+def _imported_by_call(node: ast.Call) -> str:
+    """The module that `import_module("a.b")` or `__import__("a.b")` imports; "" for another call."""
+    if not node.args or _name(node.func) not in {"import_module", "__import__"}:
+        return ""
+    argument = node.args[0]
+    return argument.value if isinstance(argument, ast.Constant) and isinstance(argument.value, str) else ""
+
+
+def dotted_name(node: ast.expr) -> str:
+    """ "torch.nn.Linear"; of what is not a name before the first dot nothing is shown: ".get" for `queues[0].get`."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted_name(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _name(node: ast.expr) -> str:

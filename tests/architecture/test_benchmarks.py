@@ -33,9 +33,8 @@ def uses_of_short_names(package: Package, short: dict[str, SourceFile]) -> list[
     package.by_module |= short  # so that `from benchmarks import latency` names a module
     found = []
     for file in package.files:
-        strings = [
-            node for node in ast.walk(file.tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        ]
+        nodes = ast.walk(file.tree) if f"{NAME}." in file.text else ()
+        strings = [node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
         named = [(each.module, each.line) for each in package.imports(file)]
         named += [(match[0], each.lineno) for each in strings if (match := re.match(rf"{NAME}\.\w+", str(each.value)))]
         found += [

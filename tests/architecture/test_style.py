@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import LOAD_GENERATOR, PACKAGE, ROOT, Package, SourceFile, write_package
+from tests.architecture.source import LOAD_GENERATOR, PACKAGE, ROOT, Package, SourceFile, dotted_name, write_package
 
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 80  # from `def` to the last line, docstring and blank lines too
@@ -55,7 +55,7 @@ def call_problems(file: SourceFile) -> list[str]:
     for node in ast.walk(file.tree):
         if not isinstance(node, ast.Call):
             continue
-        called = ast.unparse(node.func)
+        called = dotted_name(node.func)
         if called == "print" and file.room not in PRINTING_ROOMS:
             found.append(f"{file.path}:{node.lineno}: print() belongs to {', '.join(sorted(PRINTING_ROOMS))}")
         if (

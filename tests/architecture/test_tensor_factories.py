@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import PACKAGE, ROOT, Package, SourceFile, write_package
+from tests.architecture.source import PACKAGE, ROOT, Package, SourceFile, dotted_name, write_package
 
 # Functions of torch whose result has torch's default dtype or default device if the call names none. The last four are of
 # torch.nn: their weights do.
@@ -49,9 +49,9 @@ def factory_problems(file: SourceFile) -> list[str]:
 def _called(node: ast.Call) -> str:
     """The function of torch that is called, or that `partial` will call: "empty", "nn.Linear"."""
     function: ast.expr = node.func
-    if ast.unparse(function) in ("partial", "functools.partial") and node.args:
+    if dotted_name(function) in ("partial", "functools.partial") and node.args:
         function = node.args[0]
-    name = ast.unparse(function)
+    name = dotted_name(function)
     return name if name.startswith("nn.") else name.removeprefix("torch.") if name.startswith("torch.") else ""
 
 

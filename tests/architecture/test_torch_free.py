@@ -40,20 +40,26 @@ def torch_chains(package: Package) -> list[str]:
 
     Of the root only what runs at import counts. Everywhere else a function-level import is one too many.
     """
+    imported = {
+        module: [each.module for each in package.imports(file) if each.at_run_time or module != PACKAGE]
+        for module, file in package.by_module.items()
+    }
     found = []
-    for start in package.by_module:
-        if start == PACKAGE or is_control_plane(package.by_module[start].room):
-            found += _chain_to_torch(package, start)
+    for start, file in package.by_module.items():
+        if start == PACKAGE or is_control_plane(file.room):
+            found += _chain_to_torch(imported, start)
     return found
 
 
-def _chain_to_torch(package: Package, start: str) -> list[str]:
+def _chain_to_torch(imported: dict[str, list[str]], start: str) -> list[str]:
+    """
+    Args:
+        imported: each module of the package -> what it imports.
+    """
     came_from = {start: ""}
     queue = [start]
     for module in queue:
-        imports = package.imports(package.by_module[module])
-        targets = [i.module for i in imports if i.at_run_time or module != PACKAGE]
-        for target in targets:
+        for target in imported[module]:
             if target.split(".")[0] in TORCH:
                 chain = [target]
                 while module:
@@ -61,7 +67,7 @@ def _chain_to_torch(package: Package, start: str) -> list[str]:
                     module = came_from[module]
                 return [" -> ".join(reversed(chain))]
             for step in _with_packages(target):
-                if step in package.by_module and step not in came_from:
+                if step in imported and step not in came_from:
                     came_from[step] = module
                     queue.append(step)
     return []

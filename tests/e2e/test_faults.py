@@ -56,8 +56,8 @@ FRONT_ENDS_AND_SPARE = (
 STREAM = {"max_tokens": 100, "ignore_eos": True, "temperature": 0.0, "stream": True, "return_token_ids": True}
 
 
-@pytest.fixture
-def forked_server(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _forked_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's processes share their imports, except with `make test-full`: there they start as users' processes do."""
     if not FULL:
         monkeypatch.setattr(ServedProcess, "popen", PythonProcess)
@@ -92,7 +92,6 @@ def test_every_fault_of_a_rank() -> None:
     assert set(result.num_recoveries) == {"rank_died", "rank_hung", "step_failed"}
 
 
-@pytest.mark.usefixtures("forked_server")
 def test_every_fault_of_the_other_processes() -> None:
     result = assert_nothing_lost(short(PROCESS_FAULTS, (*FRONT_ENDS_AND_SPARE, *LAYOUTS["tp2"])))
     assert {"engine_died", "front_end_died"} <= set(result.num_recoveries)

@@ -18,6 +18,7 @@ from inflight.tokenizer import text_pair
 from inflight.tokenizer.cut_text import cut_encoding
 from inflight.tokenizer.text_pair import PairLimits, TextPairs
 from inflight.tokenizer.tokenizer import Tokenizer as OwnTokenizer
+from tests.conftest import FULL
 from tests.e2e.test_pooling import save
 
 WORDS = "the fox tells anna a story about rivers and perhaps mountains in one day".split()
@@ -45,7 +46,7 @@ def text(rng: random.Random, length: int) -> str:
 def test_tokens_are_those_of_the_library(separators: int) -> None:
     rng, truth = random.Random(4), backend(separators)
     pairs = TextPairs(OwnTokenizer(backend(separators)), 40)
-    for _ in range(300):
+    for _ in range(300 if FULL else 60):
         one, other = text(rng, rng.choice([0, 1, 3, 9, 30, 200])), text(rng, rng.choice([0, 1, 3, 9, 30, 200]))
         for most in (-1, 9, 20, 21):
             truth.no_truncation()
