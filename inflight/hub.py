@@ -23,6 +23,7 @@ _INDEX = "model.safetensors.index.json"
 # These are left out. Some repositories have the same model in other forms too: that of its authors (consolidated.safetensors,
 # original/), ONNX, ...
 _OTHER_CONFIGS = ["*/*.json"]
+MMPROJ = "mmproj"  # what the names of files for images begin with, beside a GGUF file
 _OTHER_WEIGHTS = ["*/*", "consolidated*"]
 _CODE_PATTERNS = ["*.py"]
 _PART_OF_A_MODEL = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf")
@@ -54,9 +55,8 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
             _download(model, revision, _weight_files(folder), ignored=_OTHER_WEIGHTS)
             if modules := _module_files(folder):
                 _download(model, revision, modules)
-    # a file mmproj*.gguf beside the model is for images
     found = (file for file in folder.glob(f"*{GGUF_SUFFIX}") if file.is_file())
-    gguf_files = _without_later_parts(sorted(file for file in found if not file.name.startswith("mmproj")))
+    gguf_files = _without_later_parts(sorted(file for file in found if not file.name.startswith(MMPROJ)))
     if gguf_files and not any(folder.glob("*.safetensors")):
         if len(gguf_files) > 1:
             names = ", ".join(file.name for file in gguf_files)
@@ -80,6 +80,22 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
             )
         raise ModelNotFoundError(f"{what} is not a model folder: it holds no config.json{more}")
     return folder
+
+
+def resolve_gguf_file(name: str, revision: str | None = None) -> Path:
+    """Returns a GGUF file on the disk, or downloads one of a hub repository ("org/name:FILE.gguf").
+
+    Raises:
+        ModelNotFoundError: there is no such file.
+    """
+    file = Path(name).expanduser()
+    if file.is_file():
+        return file
+    if ":" in name and _is_hub_id(name.partition(":")[0]):
+        return _resolve_gguf_of_hub(name, revision)
+    raise ModelNotFoundError(
+        f"there is no file {name!r}; give a *.gguf file, or 'org/name:FILE.gguf' for one on the hub"
+    )
 
 
 def check_model_name(model: str | None) -> None:
@@ -128,7 +144,9 @@ def _resolve_gguf_of_hub(model: str, revision: str | None) -> Path:
     names, where = _gguf_files_of_hub(repository, revision)
     # The tag has to be a whole word of the name: Q4_K does not match Q4_K_M, and Q4_K_M does not match IQ4_K_M.
     tag = re.compile(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9_])", re.IGNORECASE)
-    whole = [path.as_posix() for path in _without_later_parts(map(PurePosixPath, names))]
+    whole = [
+        path.as_posix() for path in _without_later_parts(map(PurePosixPath, names)) if not path.name.startswith(MMPROJ)
+    ]
     chosen = [name for name in names if name == wanted] or [name for name in whole if tag.search(name)]
     if len(chosen) != 1:
         what = f"{len(chosen)} GGUF files with {wanted!r} in their names" if chosen else f"no GGUF file {wanted!r}"

@@ -55,6 +55,7 @@ class ModelConfig:
     config_overrides: dict[str, Any] = field(default_factory=dict)
     trust_remote_code: bool = False  # transformers may run Python files of the model's folder
     pooler: PoolerSpec = GENERATING  # what a request makes that wants vectors or scores
+    mmproj: Path | None = None  # the file of a GGUF model that has its vision tower
 
 
 @dataclass(frozen=True, kw_only=True)

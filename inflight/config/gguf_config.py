@@ -10,15 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
-from inflight.config.families import ENCODERS, FAMILIES
+from inflight.config.families import ENCODERS, FAMILIES, VISION_FAMILIES
 from inflight.config.families.family import ROPE_FREQUENCIES, TENSORS, Family
-from inflight.config.gguf_file import GgufFile, GgufStrings
+from inflight.config.gguf_file import GgufFile, GgufStrings, read_part
+from inflight.config.gguf_mmproj import with_mmproj
 from inflight.config.gguf_parts import read_gguf
 from inflight.config.separate_quantization import with_separate_quantization
 from inflight.config.stored_dtype import with_stored_dtype
 from inflight.hub import read_config
 
-_FAMILIES = [family for family in (*FAMILIES, *ENCODERS) if family.gguf_name is not None]
+_OF_VISION = {vision.architecture: vision.texts[0] for vision in VISION_FAMILIES}
+_ONLY_OF_VISION = [family for family in _OF_VISION.values() if family not in FAMILIES]
+_FAMILIES = [family for family in (*FAMILIES, *ENCODERS, *_ONLY_OF_VISION) if family.gguf_name is not None]
 
 # Keys without the architecture's name ("context_length" for "llama.context_length") -> fields of config.json
 _FIELDS = {
@@ -60,17 +63,20 @@ _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 _FACTOR_TOLERANCE = 1e-4  # largest relative difference between a divisor in the file and the computed one
 
 
-def read_model_config(path: Path, max_model_len: int | None = None) -> dict[str, object]:
+def read_model_config(path: Path, max_model_len: int | None = None, mmproj: Path | None = None) -> dict[str, object]:
     """The config.json of a model folder, or the equivalent for a GGUF file. If config.json does not have them, it gets the
     quantization that old tools wrote beside it, and the dtype of the weights. A GGUF file that names no longest sequence gets
-    `max_model_len`.
+    `max_model_len`. `mmproj`: the file for images that belongs to a GGUF file.
 
     Raises:
         ConfigError: there is no config.json, it cannot be read, or the GGUF file holds a model that is not supported.
     """
     if not path.is_file():
         return with_stored_dtype(with_separate_quantization(read_config(path), path), path)
-    config = gguf_config(read_gguf(path))
+    file = read_gguf(path)
+    config = gguf_config(file)
+    if mmproj is not None:
+        config = with_mmproj(config, file, read_part(mmproj))
     longest = {} if max_model_len is None else {_FIELDS["context_length"]: max_model_len}
     return {**longest, **config}
 
@@ -78,7 +84,9 @@ def read_model_config(path: Path, max_model_len: int | None = None) -> dict[str,
 def in_terms_of_gguf(problem: str, path: Path, config: Mapping[str, object]) -> str:
     """A message about the fields of config.json, for a GGUF file: it names the file and its keys instead."""
     names = config.get("architectures")
-    family = next((each for each in _FAMILIES if isinstance(names, list) and each.architecture in names), None)
+    named = names if isinstance(names, list) else []
+    family = next((each for each in _FAMILIES if each.architecture in named), None)
+    family = family or next((_OF_VISION[name] for name in named if name in _OF_VISION), None)
     problem = problem.replace("config.json", str(path))
     own = {} if family is None else family.gguf_names
     for key, field in {**_FIELDS, **own}.items():

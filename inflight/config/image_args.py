@@ -19,6 +19,12 @@ class ImageArgs:
         False,
         "Do not load the part of the model that reads images. The model then takes text only, and needs less memory.",
     )
+    mmproj: str | None = _images(
+        None,
+        "The GGUF file with the part of the model that reads images, if the model is a GGUF file. Default: the only file "
+        "mmproj*.gguf beside it.",
+        metavar="FILE",
+    )
     limit_mm_per_prompt: Mapping[str, Any] | None = _images(  # Any: `image_problems` checks it
         None, f"Most images of a prompt: '{{\"image\": 4}}'. Default: {DEFAULT_MAX_IMAGES}."
     )

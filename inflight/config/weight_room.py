@@ -15,7 +15,7 @@ from typing import NamedTuple
 from inflight.config.architecture import INFLIGHT, ModelArchitecture
 from inflight.config.experts import MANY_TOKENS
 from inflight.config.free_memory import available_bytes, is_limited
-from inflight.config.gguf_file import GgufTensor
+from inflight.config.gguf_file import GgufTensor, read_part
 from inflight.config.gguf_parts import read_gguf
 from inflight.config.machine import Machine
 from inflight.config.safetensors_file import INDEX_FILE, StoredBytes, find_files, model_name, read_header
@@ -85,15 +85,20 @@ def weights_do_not_fit(num_bytes: int, int4_bytes: int | None, free_bytes: int, 
     )
 
 
-def find_room(source: Path, architecture: ModelArchitecture, dtype: str, quantization: str | None) -> Room | None:
+def find_room(
+    source: Path, architecture: ModelArchitecture, dtype: str, quantization: str | None, mmproj: Path | None = None
+) -> Room | None:
     """Returns what the weights in a folder or in a GGUF file need; None if no file says it.
 
     Args:
         dtype: as the user gave it; "auto" is the dtype of the checkpoint.
         quantization: as the user gave it, or None.
+        mmproj: the file with the vision tower, of a GGUF file.
     """
     if source.is_file():
-        return Room(int(sum(_gguf_bytes(tensor, quantization) for tensor in read_gguf(source).tensors.values())), None)
+        files = [read_gguf(source), *([] if mmproj is None else [read_part(mmproj)])]
+        tensors_of_files = [tensor for file in files for tensor in file.tensors.values()]
+        return Room(int(sum(_gguf_bytes(tensor, quantization) for tensor in tensors_of_files)), None)
     stored = _DTYPE_BYTES.get(architecture.dtype, 2)
     element = stored if dtype == "auto" else _DTYPE_BYTES.get(dtype, 2)
     tensors = _tensors_of_model(source, architecture)

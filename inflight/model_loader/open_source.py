@@ -7,6 +7,7 @@ from inflight.config.engine import ModelConfig
 from inflight.config.weight_format import MAY_HAVE_FP8, MXFP4, becomes_floats
 from inflight.model_loader.checkpoint import Checkpoint
 from inflight.model_loader.float8_source import Float8Source
+from inflight.model_loader.gguf_mmproj import MmprojSource, WithTower
 from inflight.model_loader.gguf_source import GgufSource
 from inflight.model_loader.mxfp4_source import Mxfp4Source
 from inflight.model_loader.packed_checkpoint import PackedCheckpoint
@@ -21,7 +22,8 @@ def open_source(model_config: ModelConfig) -> WeightSource:
     """
     architecture = model_config.architecture
     if model_config.load_format == "gguf":
-        return StackedExperts(GgufSource(model_config.folder, architecture))
+        text = StackedExperts(GgufSource(model_config.folder, architecture))
+        return text if model_config.mmproj is None else WithTower(text, MmprojSource(model_config.mmproj))
     weight_format = architecture.weight_format
     keeps_names = architecture.implementation == TRANSFORMERS
     source: WeightSource = Checkpoint(model_config.folder, keeps_names=keeps_names, renames=architecture.renames)

@@ -15,6 +15,7 @@ from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.model_loader.weight_source import ReadPart, ShardSlices, StoredTensor, WeightSource
 
 _EXPERTS = ".mlp.experts."
+_EITHER = "either."  # the shapes of two tensors say whether their rows are the usual ones
 _ROWS = "rows"
 _COLUMNS = "columns"
 
@@ -51,6 +52,8 @@ _STACKS = {  # by the name behind `_EXPERTS`
     "down_proj_bias": _Stack(_DOWN, (_ROWS,)),
     **{name: _Stack((name,)) for name in _GATE_UP},  # in GGUF files
     **{f"{name}_bias": _Stack((name,), (_ROWS,)) for name in _GATE_UP},
+    "columns.gate_up_proj": _Stack(_GATE_UP, (_COLUMNS, _ROWS)),
+    "columns.down_proj": _Stack(_DOWN, (_COLUMNS, _ROWS)),
     "alternating.gate_up_proj": _Stack(_GATE_UP, alternates=True),
     "alternating.down_proj": _Stack(_DOWN),
     "transposed.gate_up_proj": _Stack(_GATE_UP, (_COLUMNS, _ROWS), alternates=True),
@@ -88,10 +91,23 @@ class StackedExperts(WeightSource):
         unlisted = set(stored.unlisted)
         for name in stored.tensors:
             layer, _, stacked = name.partition(_EXPERTS)
-            if stacked in _STACKS:
-                parts = self._divide(name, f"{layer}{_EXPERTS}", _STACKS[stacked])
+            stack = self._stack_of(name, stacked)
+            if stack is not None:
+                parts = self._divide(name, f"{layer}{_EXPERTS}", stack)
                 unlisted |= set(parts) if name in stored.unlisted else set()
         self.unlisted = unlisted & self.tensors.keys()
+
+    def _stack_of(self, name: str, stacked: str) -> _Stack | None:
+        """How the tensor `name` has its rows. `stacked`: its name behind `_EXPERTS`. None: it is the weight of one expert."""
+        if not stacked.startswith(_EITHER):
+            return _STACKS.get(stacked)
+        layer = name.removesuffix(stacked)
+        both = [self._stored.tensors.get(f"{layer}{_EITHER}{each}") for each in ("gate_up_proj", "down_proj")]
+        shapes = [tensor.shape for tensor in both if tensor is not None and len(tensor.shape) == 3]
+        # with the usual rows: [experts, 2 * size, hidden_size] and [experts, hidden_size, size]
+        has_usual_rows = len(shapes) == 2 and shapes[0][1] == 2 * shapes[1][2]
+        plain = stacked.removeprefix(_EITHER)
+        return _STACKS.get(plain if has_usual_rows else f"columns.{plain}")
 
     def _divide(self, name: str, prefix: str, stack: _Stack) -> list[str]:
         """Replaces a stacked tensor by the weights or biases in it. Returns their names."""

@@ -37,10 +37,11 @@ class MessageKind(IntEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """Which processor to load: `folder` is the model's, and `tokenizer` the folder of its tokenizer. `options` are those of the
-    engine: no request may ask for larger images."""
+    engine: no request may ask for larger images. With `mmproj`, `folder` is a GGUF file, and `mmproj` its file for images."""
 
     folder: Path
     tokenizer: Path
+    mmproj: Path | None = None
     trust_remote_code: bool = False
     options: Options = field(default_factory=dict)
 
@@ -71,6 +72,7 @@ def start_frame(start: Start) -> Frame:
     body = {
         "folder": str(start.folder),
         "tokenizer": str(start.tokenizer),
+        "mmproj": None if start.mmproj is None else str(start.mmproj),
         "trusts": start.trust_remote_code,
         "options": start.options,
     }
@@ -82,6 +84,7 @@ def read_start(frame: Frame) -> Start:
     return Start(
         folder=Path(body["folder"]),
         tokenizer=Path(body["tokenizer"]),
+        mmproj=None if body["mmproj"] is None else Path(body["mmproj"]),
         trust_remote_code=bool(body["trusts"]),
         options=body["options"],
     )

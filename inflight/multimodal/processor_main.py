@@ -19,6 +19,7 @@ from inflight.interface.framing import Frame, FrameReader
 from inflight.logs import exit_now
 from inflight.multimodal.decode import decode_file, image_of_pixels
 from inflight.multimodal.family_processor import FamilyProcessor
+from inflight.multimodal.gguf_processor import as_folder
 from inflight.multimodal.messages import (
     Refusal,
     Start,
@@ -74,7 +75,8 @@ def serve(stream: socket.socket) -> None:
 
 def load(start: Start) -> FamilyProcessor:
     try:
-        return FamilyProcessor(start)
+        with as_folder(start) as start_of_folder:
+            return FamilyProcessor(start_of_folder)
     except ConfigError:
         raise
     except Exception as error:

@@ -38,6 +38,7 @@ def make_image_prompts(args: EngineArgs, config: EngineConfig, tokenizer: Tokeni
     start = Start(
         folder=folder,
         tokenizer=folder if args.tokenizer is None else resolve_tokenizer_folder(args.tokenizer),
+        mmproj=config.model.mmproj,
         trust_remote_code=config.model.trust_remote_code,
         options=settings.options,
     )

@@ -201,7 +201,7 @@ def metadata_of(architecture: str, config: PreTrainedConfig) -> dict[str, Any]:
         }
     if architecture == "llama":
         fields["vocab_size"] = Number("I", config.vocab_size)
-    if architecture in ("qwen3", "gemma2", "gemma3", "glm4", "qwen35"):
+    if architecture in ("qwen3", "qwen3vl", "qwen3vlmoe", "gemma2", "gemma3", "glm4", "qwen35"):
         fields |= {f"attention.{name}_length": Number("I", config.head_dim) for name in ("key", "value")}
     return {
         "general.architecture": architecture,
@@ -229,22 +229,14 @@ def write_pair(
     for name, weight in weights.items():
         stem, whole = stored_name(architecture, name)
         kind = types.get(stem, "F32") if weight.dim() == 2 else "F32"
+        changed = as_stored(architecture, stem, weight)
         is_interleaved = architecture in INTERLEAVED and stem in ("attn_q", "attn_k")
-        is_norm = architecture in ONE_PLUS and stem.endswith("norm") and stem != "ssm_norm"
-        as_stored = interleave(weight, 64) if is_interleaved else weight
-        if weight.dim() == 3:
-            as_stored = weight[:, 0]
-        if stem == "ssm_a":
-            as_stored = -weight.exp()
-        if is_norm:
-            as_stored = weight + 1
         if kind.startswith("Q"):
             stored = quantized(kind, tuple(weight.shape), random)
         else:
-            stored = floats(as_stored.to({"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind]))
+            stored = floats(changed.to({"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind]))
         tensors[whole] = stored
-        is_changed = is_norm or weight.dim() == 3 or stem == "ssm_a"
-        float_weight = weight if is_changed else stored.weight.float()
+        float_weight = stored.weight.float() if changed is weight or is_interleaved else weight
         weights[name] = (deinterleave(float_weight, 64) if is_interleaved else float_weight).contiguous()
     if architecture == "phi3":
         for length in ("short", "long"):
@@ -255,6 +247,19 @@ def write_pair(
     if num_parts > 1:
         return plain, write_parts(folder, keys, tensors, num_parts)[0]
     return plain, write_gguf(folder / "model.gguf", keys, tensors)
+
+
+def as_stored(architecture: str, stem: str, weight: Tensor) -> Tensor:
+    """A weight as the converter writes it, under the name `stem`."""
+    if architecture in INTERLEAVED and stem in ("attn_q", "attn_k"):
+        return interleave(weight, 64)
+    if weight.dim() == 3:
+        return weight[:, 0]
+    if stem == "ssm_a":
+        return -weight.exp()
+    if architecture in ONE_PLUS and stem.endswith("norm") and stem != "ssm_norm":
+        return weight + 1
+    return weight
 
 
 def interleave(weight: Tensor, head_dim: int) -> Tensor:

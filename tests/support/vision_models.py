@@ -20,6 +20,7 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen3_5Config,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
     SmolVLMConfig,
 )
 
@@ -78,6 +79,16 @@ def _qwen3_vl(**tower: Any) -> PreTrainedConfig:
     )
 
 
+def _qwen3_vl_moe(**tower: Any) -> PreTrainedConfig:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    fields = {**FAMILY_CONFIGS["qwen3_moe"][0].to_dict(), "model_type": "qwen3_vl_moe_text", "rope_parameters": rope}
+    return Qwen3VLMoeConfig(
+        text_config=fields,
+        vision_config={**_QWEN, "num_position_embeddings": 49, "deepstack_visual_indexes": [1], **tower},
+        image_token_id=IMAGE_TOKEN,
+    )
+
+
 def _qwen2_5_vl(**tower: Any) -> PreTrainedConfig:
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
     fields = {**FAMILY_CONFIGS["qwen2"][0].to_dict(), "model_type": "qwen2_5_vl_text", "rope_parameters": rope}
@@ -98,6 +109,7 @@ VISION_CONFIGS: dict[str, list[PreTrainedConfig]] = {
         _qwen3_vl(),
         _qwen3_vl(deepstack_visual_indexes=[], spatial_merge_size=1, hidden_act="silu", num_position_embeddings=4),
     ],
+    "qwen3_vl_moe": [_qwen3_vl_moe()],
     "qwen2_5_vl": [
         _qwen2_5_vl(),
         _qwen2_5_vl(window_size=8, fullatt_block_indexes=[], temporal_patch_size=1, hidden_size=64, num_heads=4),
@@ -154,21 +166,27 @@ def load(
     language_model_only: bool = False,
     tp: TensorParallelGroup | None = None,
     stage: PipelineStage | None = None,
+    mmproj: Path | None = None,
 ) -> CausalLM:
-    architecture = parse_architecture(read_model_config(folder), language_model_only=language_model_only)
-    config = ModelConfig(
+    """`folder` may also be a GGUF file, and `mmproj` its file for images."""
+    config = read_model_config(folder, mmproj=mmproj)
+    architecture = parse_architecture(config, language_model_only=language_model_only)
+    model_config = ModelConfig(
         folder=folder,
         name="x",
         architecture=architecture,
         dtype=str(dtype).removeprefix("torch."),
         max_model_len=architecture.max_position_embeddings,
-        load_format=load_format,
+        load_format="gguf" if folder.is_file() else load_format,
         seed=0,
         fingerprint="",
         quantization=quantization or QuantizationConfig(),
+        mmproj=mmproj,
     )
     backend = get_backend("cpu", architecture.head_dims, BLOCK_SIZE, dtype, dtype)
-    return load_model(config, device=torch.device("cpu"), backend=backend, tp=tp or TensorParallelGroup(), stage=stage)
+    return load_model(
+        model_config, device=torch.device("cpu"), backend=backend, tp=tp or TensorParallelGroup(), stage=stage
+    )
 
 
 @torch.inference_mode()

@@ -11,7 +11,9 @@ NAMES = """
     qwen2_moe qwen3_moe mixtral olmoe granitemoe gpt_oss glm4_moe glm4_moe_lite qwen3_5_moe lfm2_moe ernie4_5_moe hunyuan_v1_moe
     phimoe
 """.split()
-VISION_NAMES = "idefics3 smolvlm qwen3_vl qwen2_5_vl qwen3_5_vision qwen3_5_moe_vision gemma3_vision".split()
+VISION_NAMES = """
+    idefics3 smolvlm qwen3_vl qwen3_vl_moe qwen2_5_vl qwen3_5_vision qwen3_5_moe_vision gemma3_vision
+""".split()
 ENCODER_NAMES = "bert roberta xlm_roberta camembert distilbert modernbert nomic_bert eurobert".split()
 FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{name}").FAMILY for name in NAMES)
 # These have no head for tokens. The hidden states of their last layer are pooled.

@@ -6,7 +6,14 @@ from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
 from inflight.config.families.qwen2 import read_windows
-from inflight.config.families.qwen_vision import layer_numbers, tower_fields, with_sections, without_sections
+from inflight.config.families.qwen_vision import (
+    GGUF_SECTIONS,
+    layer_numbers,
+    sections_from_gguf,
+    tower_fields,
+    with_sections,
+    without_sections,
+)
 from inflight.config.families.vision_family import VisionFamily
 from inflight.config.json_fields import JsonFields
 from inflight.config.vision import Qwen25VisionSpec
@@ -31,7 +38,14 @@ def _read_tower(config: JsonFields, model: ModelArchitecture) -> Qwen25VisionSpe
     return Qwen25VisionSpec(**found, window=window, full_layers=full_layers)
 
 
-_TEXT = Family(architecture="Qwen2_5_VLForConditionalGeneration", model_type="qwen2_5_vl_text", parse=_parse)
+_TEXT = Family(
+    architecture="Qwen2_5_VLForConditionalGeneration",
+    model_type="qwen2_5_vl_text",
+    gguf_name="qwen2vl",
+    gguf_fields=sections_from_gguf,
+    gguf_keys=GGUF_SECTIONS,
+    parse=_parse,
+)
 VISION_FAMILY = VisionFamily(
     architecture="Qwen2_5_VLForConditionalGeneration",
     model_type="qwen2_5_vl",

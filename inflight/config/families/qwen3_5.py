@@ -8,7 +8,7 @@ from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.families.expert_fields import drafting_layers
 from inflight.config.families.family import Family, partial_rotation
 from inflight.config.families.family_fields import FamilyFields, layers_with
-from inflight.config.families.qwen_vision import with_sections, without_sections
+from inflight.config.families.qwen_vision import sections_from_gguf, with_sections, without_sections
 from inflight.config.mixers import HEAD, GatedDeltaSpec, MixerSpec
 from inflight.errors import UnsupportedModelError
 
@@ -67,7 +67,7 @@ def hybrid_from_gguf(given: Mapping[str, object]) -> dict[str, object]:
         raise UnsupportedModelError(
             f"the GGUF file's keys ssm.inner_size={width!r} and ssm.time_step_rank={heads!r} give no size of value heads"
         )
-    found: dict[str, object] = {"linear_value_head_dim": width // heads, **partial_rotation(given)}
+    found = sections_from_gguf(given) | {"linear_value_head_dim": width // heads, **partial_rotation(given)}
     count, drafting = given.get("block_count"), given.get("nextn_predict_layers", 0)
     if isinstance(count, int) and isinstance(drafting, int) and drafting:
         found |= {"num_hidden_layers": count - drafting, "num_nextn_predict_layers": drafting}
@@ -82,7 +82,7 @@ GGUF_HYBRID = {
     "ssm.conv_kernel": "linear_conv_kernel_dim",
     "full_attention_interval": "full_attention_interval",
 }
-# Keys that `hybrid_from_gguf` reads. The sections are for images.
+# Keys that `hybrid_from_gguf` reads
 GGUF_HYBRID_KEYS = ("ssm.inner_size", "rope.dimension_count", "rope.dimension_sections", "nextn_predict_layers")
 GGUF_HYBRID_TENSORS = {
     "post_attention_norm": "post_attention_layernorm",

@@ -7,17 +7,29 @@ from dataclasses import replace
 from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
-from inflight.config.families.qwen_vision import layer_numbers, tower_fields, with_sections, without_sections
+from inflight.config.families.qwen_vision import (
+    GGUF_SECTIONS,
+    layer_numbers,
+    sections_from_gguf,
+    tower_fields,
+    with_sections,
+    without_sections,
+)
 from inflight.config.families.vision_family import VisionFamily
 from inflight.config.json_fields import JsonFields
-from inflight.config.mixers import HEAD
+from inflight.config.mixers import HEAD, AttentionSpec
 from inflight.config.vision import Qwen3VisionSpec
 
 
-def _parse(fields: FamilyFields) -> ModelArchitecture:
-    attention = without_sections(fields).attention(head_dim=128, theta=500000.0, reads_bias=True)
+def read_attention(fields: FamilyFields, head_dim: int | None) -> AttentionSpec:
+    """`head_dim`: if config.json does not name it; None: the heads divide the hidden size."""
+    attention = without_sections(fields).attention(head_dim=head_dim, theta=500000.0, reads_bias=True)
     rope = with_sections(fields, attention.rope, attention.head_dim, (24, 20, 20), is_interleaved=True)
-    layer = LayerSpec(mixer=replace(attention, rope=rope, qk_norm=HEAD), mlp=fields.mlp())
+    return replace(attention, rope=rope, qk_norm=HEAD)
+
+
+def _parse(fields: FamilyFields) -> ModelArchitecture:
+    layer = LayerSpec(mixer=read_attention(fields, 128), mlp=fields.mlp())
     return fields.architecture((layer,) * fields.num_layers)
 
 
@@ -33,7 +45,7 @@ def read_qwen3_tower(config: JsonFields, model: ModelArchitecture, *, image_toke
     return Qwen3VisionSpec(**found, positions_per_side=side)
 
 
-def _read_tower(config: JsonFields, model: ModelArchitecture) -> Qwen3VisionSpec:
+def read_deepstack_tower(config: JsonFields, model: ModelArchitecture) -> Qwen3VisionSpec:
     spec = read_qwen3_tower(config, model, image_token_id=151655)
     tower = config.mapping("vision_config")
     layers = layer_numbers(tower, "deepstack_visual_indexes", (8, 16, 24), spec.num_layers)
@@ -44,11 +56,18 @@ def _read_tower(config: JsonFields, model: ModelArchitecture) -> Qwen3VisionSpec
     return replace(spec, deepstack_layers=layers)
 
 
-_TEXT = Family(architecture="Qwen3VLForConditionalGeneration", model_type="qwen3_vl_text", parse=_parse)
+_TEXT = Family(
+    architecture="Qwen3VLForConditionalGeneration",
+    model_type="qwen3_vl_text",
+    gguf_name="qwen3vl",
+    gguf_fields=sections_from_gguf,
+    gguf_keys=GGUF_SECTIONS,
+    parse=_parse,
+)
 VISION_FAMILY = VisionFamily(
     architecture="Qwen3VLForConditionalGeneration",
     model_type="qwen3_vl",
     texts=(_TEXT,),
     tower=Qwen3VisionSpec,
-    read_tower=_read_tower,
+    read_tower=read_deepstack_tower,
 )

@@ -1,5 +1,6 @@
 """What the families of Qwen that read images have in common: fields of their towers, and the three positions of a token."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,9 @@ from inflight.config.families.family_fields import FamilyFields
 from inflight.config.families.vision_family import check_heads, tower_activation
 from inflight.config.json_fields import JsonFields
 from inflight.config.mixers import RopeConfig
+from inflight.errors import UnsupportedModelError
 
+GGUF_SECTIONS = ("rope.dimension_sections", "rope.dimension_count", "n_deepstack_layers")  # keys about images
 _ROPES = ("rope_scaling", "rope_parameters")
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 
@@ -38,6 +41,7 @@ def with_sections(
     """
     assert rope is not None, "the families have one"
     given = fields.mapping(next((name for name in _ROPES if fields.has(name)), _ROPES[0]))
+    given = fields if fields.has(_SECTIONS[0]) else given  # of a GGUF file
     sections = _integers(given, "mrope_section", default)
     if len(sections) != 3 or max(sections) > head_dim:
         raise given.refusal(f"mrope_section={list(sections)!r} is not a list of three numbers of frequencies")
@@ -47,6 +51,21 @@ def with_sections(
             f"mrope_section={list(sections)!r} has not the sum {num_frequencies}, half of a head's size"
         )
     return replace(rope, mrope_section=sections, mrope_interleaved=is_interleaved)
+
+
+def sections_from_gguf(given: Mapping[str, object]) -> dict[str, object]:
+    """The fields of config.json from the keys of the part for text in a GGUF file, which has no vision tower."""
+    sections = given.get("rope.dimension_sections")
+    found: dict[str, object] = {"vision_config": None}
+    if (
+        isinstance(sections, list) and len(sections) == 4 and sections[3] == 0
+    ):  # frames, rows, columns, and an unused one
+        found["mrope_section"] = sections[:3]
+    elif sections is not None:
+        raise UnsupportedModelError(
+            f"the GGUF file's key rope.dimension_sections={sections!r} is not supported; three numbers and 0 are"
+        )
+    return found
 
 
 def tower_fields(config: JsonFields, model: ModelArchitecture, activation: str, **defaults: int) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class VisionFamily:
         model = replace(
             model, name=self.architecture, unread=(*unread, *self.unread), renames=(*model.renames, *self.renames)
         )
-        if language_model_only:
+        if language_model_only or whole.is_null("vision_config"):
             return replace(model, unread=(*model.unread, *self.tower.prefixes))
         vision = self.read_tower(whole, model)
         if vision.image_token_id >= model.vocab_size:

@@ -34,4 +34,6 @@ def weight_files(model: ModelConfig) -> list[Path]:
     """The files with the model's weights. There are none with `load_format="dummy"`."""
     if model.load_format == "dummy":
         return []
-    return find_files(model.folder)[0] if model.folder.is_dir() else read_gguf(model.folder).paths
+    if model.folder.is_dir():
+        return find_files(model.folder)[0]
+    return [*read_gguf(model.folder).paths, *([] if model.mmproj is None else [model.mmproj])]

@@ -17,6 +17,7 @@ from inflight.config.architecture import TRANSFORMERS, ModelArchitecture
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import LLGUIDANCE, EngineArgs
 from inflight.config.gguf_config import read_model_config
+from inflight.config.gguf_mmproj import find_mmproj, with_mmproj_file
 from inflight.config.machine import detect_machine
 from inflight.config.overrides import ineffective_overrides, merge_overrides
 from inflight.config.resolve import resolve
@@ -50,19 +51,20 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
         logger.warning("structured_outputs_backend=%r: llguidance serves instead", args.structured_outputs_backend)
     machine = detect_machine(args.device)
     with named_errors(UnsupportedModelError, folder, "its configuration"):
+        mmproj = find_mmproj(folder, args.mmproj, args.revision, language_model_only=args.language_model_only)
         config = resolve(
             args,
             folder=folder,
-            architecture=_describe(args, folder, machine.device),
+            architecture=_describe(args, folder, mmproj, machine.device),
             machine=machine,
             timeout_seconds=envs.execute_model_timeout_seconds(),
         )
-    return with_draft_model(config, args, resolve_config)
+    return with_draft_model(with_mmproj_file(config, mmproj), args, resolve_config)
 
 
-def _describe(args: EngineArgs, folder: Path, device: str) -> ModelArchitecture:
+def _describe(args: EngineArgs, folder: Path, mmproj: Path | None, device: str) -> ModelArchitecture:
     """Logs what `auto` has chosen, and the names of `hf_overrides` that change nothing."""
-    config = read_model_config(folder, args.max_model_len)
+    config = read_model_config(folder, args.max_model_len, mmproj)
     overrides = args.hf_overrides or {}
     gguf = folder if folder.is_file() else None
     describe = partial(

@@ -8,6 +8,7 @@ from pathlib import Path
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.engine_args import EngineArgs
 from inflight.config.gguf_config import read_model_config
+from inflight.config.gguf_mmproj import find_mmproj
 from inflight.config.kv_transfer import resolve_kv_transfer
 from inflight.config.machine import Machine, detect_machine
 from inflight.config.overrides import merge_overrides
@@ -61,22 +62,25 @@ def model_problems(args: EngineArgs) -> list[str]:
     try:
         machine = detect_machine(args.device)  # raises ConfigError if an environment variable is wrong
         with named_errors(UnsupportedModelError, source, "its configuration"):
-            config = merge_overrides(read_model_config(source, args.max_model_len), args.config_overrides)
+            mmproj = find_mmproj(source, args.mmproj, args.revision, language_model_only=args.language_model_only)
+            config = merge_overrides(read_model_config(source, args.max_model_len, mmproj), args.config_overrides)
             gguf = source if source.is_file() else None
             architecture = describe_model(
                 config, args.model_impl, gguf=gguf, device=machine.device, language_model_only=args.language_model_only
             )
         with named_errors(UnsupportedModelError, source, "its configuration"):
             found += find_conflicts(args, folder=source, architecture=architecture, machine=machine)
-            return found + _problems_of(lambda: _check_room(args, source, architecture, machine))
+            return found + _problems_of(lambda: _check_room(args, source, mmproj, architecture, machine))
     except ConfigError as error:
         return [*found, str(error)]
 
 
-def _check_room(args: EngineArgs, source: Path, architecture: ModelArchitecture, machine: Machine) -> None:
+def _check_room(
+    args: EngineArgs, source: Path, mmproj: Path | None, architecture: ModelArchitecture, machine: Machine
+) -> None:
     """Raises OutOfMemoryError if weights, KV caches and slabs do not fit into the memory. Reads the headers of the weights."""
     quantization = args.quantization if args.quantization in ("int4", "int8", "fp8") else None
-    room = None if args.load_format == "dummy" else find_room(source, architecture, args.dtype, quantization)
+    room = None if args.load_format == "dummy" else find_room(source, architecture, args.dtype, quantization, mmproj)
     if room is not None and args.nnodes == 1:
         num_ranks = args.tensor_parallel_size * args.pipeline_parallel_size
         slab_bytes = 0

@@ -10,9 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from inflight.config.parse_architecture import parse_architecture
 from inflight.errors import CheckpointError
+from inflight.hub import read_config
+from inflight.model_loader.checkpoint import Checkpoint
+from inflight.model_loader.stacked_experts import StackedExperts
 from tests.support.full_context_attention import load, run_prompt
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
+from tests.support.vision_models import VISION_CONFIGS, write_vision_model
 
 PROMPT = torch.arange(3, 20)
 EXPERTS = "model.layers.1.mlp.experts"
@@ -97,3 +102,26 @@ def test_experts_that_do_not_fit_are_refused(
     change(folder, without=without, **{name: torch.ones(shape) for name, shape in added.items()})
     with pytest.raises(CheckpointError, match=message):
         load(folder)
+
+
+def test_rows_that_may_be_columns(tmp_path: Path) -> None:
+    """Released checkpoints of Qwen3-VL have them, and those that transformers saves may have the usual rows."""
+    config = VISION_CONFIGS["qwen3_vl_moe"][0]
+    usual = write_vision_model(config, tmp_path / "usual", seed=3)
+    released = Path(shutil.copytree(usual, tmp_path / "released"))
+    weights = load_file(usual / "model.safetensors")
+    of_experts = [name for name in weights if ".mlp.experts." in name]
+    assert of_experts and all("gate_up_proj" in name or "down_proj" in name for name in of_experts)
+    change(released, **{name: weights[name].transpose(1, 2).contiguous() for name in of_experts})
+    renames = parse_architecture(read_config(usual)).renames
+    sources = [StackedExperts(Checkpoint(folder, renames=renames)) for folder in (usual, released)]
+    shapes = [{name: tensor.shape for name, tensor in source.tensors.items()} for source in sources]
+    assert shapes[0] == shapes[1]
+    with sources[0].open() as one, sources[1].open() as other:
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            found = [
+                read(f"model.layers.1.mlp.experts.5.{name}.weight", (slice(3, 9), slice(0, 16)))
+                for read in (one, other)
+            ]
+            assert all(isinstance(each, Tensor) for each in found)
+            assert torch.equal(*found)
