@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.shared.report import emit, print_table
 from inflight.config.speculative import SpeculativeConfig
 from inflight.interface.request import Int32Array
-from inflight.spec_decode import ngram
+from inflight.spec_decode import sequence_index
 from inflight.spec_decode.ngram import NgramProposer
 
 CONFIG = SpeculativeConfig(method="ngram", num_speculative_tokens=4, prompt_lookup_min=2, prompt_lookup_max=4)
@@ -25,7 +25,7 @@ CONFIG = SpeculativeConfig(method="ngram", num_speculative_tokens=4, prompt_look
 
 def step_milliseconds(token_ids: Int32Array, length: int, num_steps: int) -> tuple[float, float, list[Int32Array]]:
     """(time of the first step, median time of the others, the proposals)."""
-    proposer, slots = NgramProposer(CONFIG), np.arange(len(token_ids), dtype=np.int32)
+    proposer, slots = NgramProposer(CONFIG, "cpu"), np.arange(len(token_ids), dtype=np.int32)
     times, proposed = [], []
     for step in range(num_steps):
         num_tokens = np.full(len(slots), length + step, dtype=np.int32)
@@ -47,9 +47,9 @@ def main() -> None:
         tokens = generator.zipf(1.2, (num_rows, args.length + args.steps + 8))
         token_ids = np.minimum(tokens, 150_000).astype(np.int32)
         first, indexed, proposed = step_milliseconds(token_ids, args.length, args.steps)
-        least, ngram.MIN_INDEXED = ngram.MIN_INDEXED, 2**31
+        least, sequence_index.MIN_INDEXED = sequence_index.MIN_INDEXED, 2**31
         _, passes, same = step_milliseconds(token_ids, args.length, args.steps)
-        ngram.MIN_INDEXED = least
+        sequence_index.MIN_INDEXED = least
         assert all(np.array_equal(a, b) for a, b in zip(proposed, same, strict=True)), "the proposals differ"
         row = {"pass_ms": round(passes, 2), "index_ms": round(indexed, 2), "first_ms": round(first, 1)}
         emit(benchmark="ngram_proposer", rows=num_rows, length=args.length, **row)

@@ -1,4 +1,4 @@
-"""`SpeculativeConfig`: how drafts (guessed tokens) are proposed, for `--speculative-config`."""
+"""`SpeculativeConfig`: how drafts (guesses of the next tokens) are made, as vLLM's option --speculative-config names it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,6 +9,17 @@ from inflight.errors import ConfigError
 from inflight.setting import setting
 
 DRAFT_MODEL = "draft_model"
+# method -> the fields that are for this method only
+METHOD_FIELDS = {
+    "ngram": ("prompt_lookup_min", "prompt_lookup_max"),
+    "suffix": (
+        "suffix_decoding_max_tree_depth",
+        "suffix_decoding_max_cached_requests",
+        "suffix_decoding_max_spec_factor",
+        "suffix_decoding_min_token_prob",
+    ),
+    DRAFT_MODEL: ("model", "revision", "quantization", "draft_tensor_parallel_size"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +28,11 @@ class SpeculativeConfig:
 
     "ngram" looks for the last earlier occurrence of the sequence's last n tokens, and proposes the tokens that followed it.
     It uses the largest n of [`prompt_lookup_min`, `prompt_lookup_max`] for which there is such an occurrence.
+    "suffix" looks for the longest occurrences of the last tokens, in the sequence and in the outputs of the
+    `suffix_decoding_max_cached_requests` requests that began last (0: in the sequence only). After a match of m tokens it
+    proposes at most m * `suffix_decoding_max_spec_factor` tokens, the ones that followed most often, while their probability
+    by these counts is at least `suffix_decoding_min_token_prob`. A match and its drafts have at most
+    `suffix_decoding_max_tree_depth` tokens together.
     "draft_model" asks a small model with the same vocabulary.
 
     Attributes:
@@ -26,10 +42,18 @@ class SpeculativeConfig:
         draft_tensor_parallel_size: how many ranks share the draft model. It is computed by the rank that draws tokens.
     """
 
-    method: str = setting("ngram", "How tokens are proposed.", choices=("ngram", "draft_model"))
+    method: str = setting("ngram", "How tokens are proposed.", choices=tuple(METHOD_FIELDS))
     num_speculative_tokens: int = setting(4, "Most tokens to propose in a step.", bounds=(1, 64))
     prompt_lookup_min: int = setting(2, "Smallest n.", bounds=(1, 32))
     prompt_lookup_max: int = setting(4, "Largest n.", bounds=(1, 32))
+    suffix_decoding_max_tree_depth: int = setting(24, "Most tokens of a match and its drafts.", bounds=(3, 64))
+    suffix_decoding_max_cached_requests: int = setting(
+        10_000, "Requests whose outputs are kept.", bounds=(0, 2**31 - 1)
+    )
+    suffix_decoding_max_spec_factor: float = setting(
+        1.0, "Most drafts for each token of a match.", bounds=(0, 64), excludes_low=True
+    )
+    suffix_decoding_min_token_prob: float = setting(0.1, "Smallest probability of a draft.", bounds=(0, 1))
     model: str | None = setting(None, "The draft model.")
     revision: str | None = setting(None, "Revision of the draft model on the hub.")
     quantization: str | None = setting(None, "Quantization of the draft model.")
@@ -40,17 +64,21 @@ def resolve_speculative(given: Mapping[str, Any] | None) -> SpeculativeConfig | 
     """`EngineArgs.speculative_config`, checked and completed with defaults.
 
     Raises:
-        ConfigError: an unknown method or key, or a number out of bounds.
+        ConfigError: an unknown method or key, a key of another method, or a number out of bounds.
     """
     if given is None:
         return None
     config = from_json(SpeculativeConfig, "speculative_config", given, needed="method")
-    if (config.model is None) == (config.method == DRAFT_MODEL):
+    for method, names in METHOD_FIELDS.items():
+        for name in names:
+            if given.get(name) is not None and method != config.method:
+                raise ConfigError(
+                    f"speculative_config: {name} is for method={method!r}, but method={config.method!r} is given; leave "
+                    f"{name} out, or change the method"
+                )
+    if config.model is None and config.method == DRAFT_MODEL:
         raise ConfigError(
             "speculative_config: the method draft_model needs a `model`, the folder or hub id of the draft model; give one"
-            if config.model is None
-            else f"speculative_config: model={config.model!r} is for the method draft_model, and the method is "
-            f"{config.method!r}; set method to draft_model, or leave model out"
         )
     low = config.prompt_lookup_min
     high = config.prompt_lookup_max

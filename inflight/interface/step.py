@@ -22,7 +22,7 @@ class NewRequestData:
     """All data of a request that has just got its slot: it is scheduled for the first time, or again after a preemption.
 
     `token_ids` are all tokens known so far: the prompt, then the emitted ones. `block_ids` has one block table per KV group,
-    with all blocks that this step needs.
+    with all blocks that this step needs. Proposers of drafts must not show tokens to a request with another `cache_salt`.
     """
 
     request_id: str
@@ -31,6 +31,7 @@ class NewRequestData:
     num_prompt_tokens: int
     block_ids: tuple[Int32Array, ...]
     sampling: ResolvedSampling
+    cache_salt: str = ""
     parts: tuple[RequestPart, ...] = ()
 
 

@@ -61,6 +61,7 @@ def _full(request: Request) -> NewRequestData:
         num_prompt_tokens=request.num_prompt_tokens,
         block_ids=tuple(np.array(table, dtype=np.int32) for table in request.blocks.tables),
         sampling=request.sampling,
+        cache_salt=request.core.cache_salt,
         parts=tuple([part.for_ranks() for part in request.parts]),
     )
 

@@ -14,7 +14,7 @@ A draft is drawn with the noise of its position, as the served model's token is.
 probability, both draw it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +30,7 @@ from inflight.device.base import Device
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.interface.kv_cache import KVCacheConfig
 from inflight.interface.request import Int32Array
+from inflight.interface.step import NewRequestData
 from inflight.layers.attention import Attention
 from inflight.layers.recurrent_state import RecurrentState
 from inflight.model_loader.loader import load_model
@@ -99,9 +100,9 @@ class DraftModel:
             for group in kv_cache_config.groups
         )
 
-    def forget(self, slots: Iterable[int]) -> None:
-        """These slots belong to new requests. Call it before the first step of the new requests has drafts."""
-        self._num_cached[list(slots)] = _NEW
+    def begin(self, requests: Sequence[NewRequestData]) -> None:
+        """These requests have just got their slots. Call it before the first step of the requests has drafts."""
+        self._num_cached[[data.slot for data in requests]] = _NEW
 
     def propose(self, inputs: DraftInputs, sampler: Sampler) -> Int32Array:
         """Compute the step's tokens, and propose drafts.

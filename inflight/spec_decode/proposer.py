@@ -1,9 +1,10 @@
 """`Proposer`: the base class of objects that guess a request's next tokens (drafts)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from inflight.interface.request import Int32Array
+from inflight.interface.step import NewRequestData
 
 NO_TOKEN = -1
 
@@ -20,10 +21,11 @@ class Proposer(ABC):
 
     num_speculative_tokens: int
 
-    def forget(self, slots: Iterable[int]) -> None:
-        """Forget all data about these slots, because they belong to new requests now. Called before the first `propose` for the
-        new requests. Between two calls for a slot, tokens are only added to its sequence. The default does nothing, for
-        proposers that keep no data."""
+    def begin(self, requests: Sequence[NewRequestData]) -> None:
+        """These requests have just got their slots: forget all data about the requests that had the slots before. Called before
+        the first `propose` for the new requests. Until the next call for a slot, tokens are only added to its sequence. A
+        request that was preempted begins again, with the tokens that it has. The default does nothing, for proposers that keep
+        no data."""
 
     @abstractmethod
     def propose(self, token_ids: Int32Array, slots: Int32Array, num_tokens: Int32Array) -> Int32Array:

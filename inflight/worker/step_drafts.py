@@ -10,7 +10,7 @@ from inflight.interface.step import SchedulerOutput
 from inflight.sample.sampler import Sampler
 from inflight.sample.verification import num_emitted
 from inflight.spec_decode.draft_model import DraftInputs, DraftModel
-from inflight.spec_decode.ngram import NgramProposer
+from inflight.spec_decode.make_proposer import make_proposer
 from inflight.worker.draw_rows import message_of
 from inflight.worker.drawn_tokens import DrawnTokens
 from inflight.worker.input_batch import NO_TOKENS, StepInputs
@@ -34,11 +34,13 @@ class StepDrafts:
         self._draft_model = draft_model
         self._drawn_tokens = drawn_tokens
         self._sampler = sampler
-        self._proposer = NgramProposer(config.speculative)
+        self._proposer = make_proposer(config)
 
     def begin(self, plan: SchedulerOutput) -> None:
         """Call it in each step, before its draws: new requests have slots of older ones."""
-        (self._draft_model or self._proposer).forget([data.slot for data in plan.new_requests])
+        source = self._draft_model or self._proposer
+        assert source is not None
+        source.begin(plan.new_requests)
 
     def end_without_draws(self, model_input: ModelInput, inputs: StepInputs) -> None:
         """Call it in a step that computes prompts only."""
@@ -63,6 +65,7 @@ class StepDrafts:
         """The next drafts of the rows that draw, which have so many tokens now: [num_sampling_rows, k], padded with -1."""
         token_ids, rows = self._drawn_tokens.token_ids, inputs.sampling_rows
         if self._draft_model is None:
+            assert self._proposer is not None
             return self._proposer.propose(token_ids, model_input.sampling_slots, num_tokens)
         assert model_input.sampling_rows is not None
         known = inputs.seq_lens.copy()

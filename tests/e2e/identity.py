@@ -29,6 +29,7 @@ from inflight.sample.seeds import derive_seed, draw_keys
 from inflight.structured_output.llguidance_backend import LLGuidanceBackend
 from inflight.structured_output.manager import MaskRequest, StructuredOutputManager
 from tests.conftest import FULL
+from tests.support.drafts import verify_all_drafts
 from tests.support.erratic_times import ErraticTimes, limit_times
 from tests.support.model_zoo import reference_model
 
@@ -63,7 +64,8 @@ class Features:
     plans_ahead: bool | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
-    num_drafts: int = 0  # of the n-gram proposer, or of the draft model
+    num_drafts: int = 0
+    draft_method: str = "ngram"
     draft_model: Path | None = None
     offloads: bool = False  # to a slab; it needs the prefix cache
     resumed_at: tuple[int, ...] = ()  # before these steps the core loses all requests, and the front end resumes them
@@ -84,12 +86,9 @@ class Features:
         if self.offloads:
             arguments["kv_offloading_size"] = 2**-8
         if self.num_drafts:
-            drafting = {"method": "ngram"} if self.draft_model is None else {"model": str(self.draft_model)}
-            arguments["speculative_config"] = {
-                "method": "draft_model",
-                **drafting,
-                "num_speculative_tokens": self.num_drafts,
-            }
+            drafting = {"method": self.draft_method, "num_speculative_tokens": self.num_drafts}
+            model = {} if self.draft_model is None else {"model": str(self.draft_model)}
+            arguments["speculative_config"] = {**drafting, **model}
         if self.plans_ahead is not None and self.pipeline_parallel_size == 1:
             arguments["async_scheduling"] = self.plans_ahead
         elif self.plans_ahead:
@@ -99,7 +98,7 @@ class Features:
     @property
     def engine(self) -> Features:
         """The features of the engine itself."""
-        return replace(self, resumed_at=())
+        return replace(self, resumed_at=(), draft_method=self.draft_method if self.num_drafts else "ngram")
 
 
 PLAIN = Features(caching=False, chunk=None, tight=False, max_num_seqs=1, plans_ahead=False)
@@ -139,7 +138,8 @@ class Engines:
                 **features.arguments(self.max_model_len),
                 **({} if features == PLAIN else self.arguments),
             }
-            self.llms[features] = LLM(str(self.folder), **arguments)
+            with verify_all_drafts():
+                self.llms[features] = LLM(str(self.folder), **arguments)
             if features.chunk is not None:
                 # every step has another time limit, so prompts and drafts are cut at other places in each run
                 limits = {"target_seconds": None, "max_step_seconds": 1.0, "long_prefill_token_threshold": 24}
@@ -167,6 +167,7 @@ class Engines:
             tensor_parallel_size=features.tensor_parallel_size,
             pipeline_parallel_size=features.pipeline_parallel_size,
             num_drafts=features.num_drafts,
+            draft_method=features.draft_method,
             draft_model=features.draft_model,
             plans_ahead=None,
         )

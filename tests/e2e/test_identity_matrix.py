@@ -56,6 +56,7 @@ FEATURES = st.builds(
     tight=st.booleans(),
     max_num_seqs=st.sampled_from([2, 5]),
     num_drafts=st.sampled_from([0, 3]),
+    draft_method=st.sampled_from(["ngram", "suffix"]),
 )
 PROMPTS = st.builds(
     lambda base, length, tail: [3 + base] * length + tail,

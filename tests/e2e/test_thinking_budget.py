@@ -44,7 +44,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(
-    scope="module", params=[None, {"method": "ngram", "num_speculative_tokens": 3}], ids=["plain", "drafts"]
+    scope="module", params=[None, {"method": "suffix", "num_speculative_tokens": 3}], ids=["plain", "drafts"]
 )
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     with LLM(

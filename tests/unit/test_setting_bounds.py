@@ -35,7 +35,15 @@ BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
         "timeout_seconds": (0, 600),
         "max_operations": (1, 1024),
     },
-    SpeculativeConfig: {"num_speculative_tokens": (1, 64), "prompt_lookup_min": (1, 32), "prompt_lookup_max": (1, 32)},
+    SpeculativeConfig: {
+        "num_speculative_tokens": (1, 64),
+        "prompt_lookup_min": (1, 32),
+        "prompt_lookup_max": (1, 32),
+        "suffix_decoding_max_tree_depth": (3, 64),
+        "suffix_decoding_max_cached_requests": (0, INT32),
+        "suffix_decoding_max_spec_factor": (0, 64),
+        "suffix_decoding_min_token_prob": (0, 1),
+    },
     KVEventsConfig: {"buffer_steps": (1, M), "hwm": (1, G), "max_queue_size": (1, G)},
     ImageArgs: _OF_IMAGES,
     EngineArgs: {
@@ -94,7 +102,10 @@ BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
     },
 }
 # the lower bound itself is refused
-EXCLUDED = {"timeout_seconds", "gpu_memory_utilization", "kv_offloading_size", "engine_recovery_timeout_sec"}
+EXCLUDED = {
+    *("timeout_seconds", "gpu_memory_utilization", "kv_offloading_size", "engine_recovery_timeout_sec"),
+    "suffix_decoding_max_spec_factor",
+}
 
 
 def bounded(kind: type) -> dict[str, Setting]:

@@ -28,6 +28,17 @@ def test_what_is_left_out_is_completed(given: dict[str, Any], wanted: tuple[int,
     )
 
 
+def test_suffix_has_the_defaults_of_vllm() -> None:
+    config = resolve_speculative({"method": "suffix"})
+    assert config is not None
+    assert (
+        config.suffix_decoding_max_tree_depth,
+        config.suffix_decoding_max_cached_requests,
+        config.suffix_decoding_max_spec_factor,
+        config.suffix_decoding_min_token_prob,
+    ) == (24, 10_000, 1.0, 0.1)
+
+
 def test_none_is_no_speculation() -> None:
     assert resolve_speculative(None) is None
 
@@ -44,6 +55,9 @@ def test_none_is_no_speculation() -> None:
         ({"method": "ngram", "prompt_lookup_max": "3"}, "prompt_lookup_max='3'"),
         ({"method": "ngram", "prompt_lookup_max": 33}, r"\[1, 32\]"),
         ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "lower the first"),
+        ({"method": "suffix", "prompt_lookup_max": 3}, "prompt_lookup_max is for method='ngram'"),
+        ({"method": "ngram", "suffix_decoding_min_token_prob": 0.2}, "min_token_prob is for method='suffix'"),
+        ({"method": "suffix", "suffix_decoding_max_spec_factor": 0}, r"not a number in \(0, 64\]"),
     ],
 )
 def test_what_does_not_fit_is_named(given: Any, text: str) -> None:  # Any: wrong on purpose

@@ -18,7 +18,8 @@ from inflight.sample.sampler import Sampler
 from inflight.sample.state import SamplingState
 from inflight.sample.verification import emitted_rows, num_emitted
 from inflight.sampling_params import SamplingParams
-from inflight.spec_decode.ngram import NgramProposer
+from inflight.spec_decode.make_proposer import PROPOSERS
+from tests.support.plans import new_request
 from tests.unit.sample.batch import Row
 
 VOCAB_SIZE, MAX_MODEL_LEN, K = 12, 48, 3
@@ -89,9 +90,18 @@ def plain() -> tuple[list[list[int]], int]:
     return generate(nothing)
 
 
-def test_with_the_ngram_proposer(plain: tuple[list[list[int]], int]) -> None:
-    config = SpeculativeConfig(method="ngram", num_speculative_tokens=K, prompt_lookup_min=1, prompt_lookup_max=3)
-    texts, num_steps = generate(NgramProposer(config).propose)
+@pytest.mark.parametrize(
+    "config",
+    [
+        SpeculativeConfig(method="ngram", num_speculative_tokens=K, prompt_lookup_min=1, prompt_lookup_max=3),
+        SpeculativeConfig(method="suffix", num_speculative_tokens=K),
+    ],
+    ids=lambda config: config.method,
+)
+def test_with_a_proposer(plain: tuple[list[list[int]], int], config: SpeculativeConfig) -> None:
+    proposer = PROPOSERS[config.method](config, "cpu")
+    proposer.begin([new_request(slot, row.prompt) for slot, row in enumerate(ROWS)])
+    texts, num_steps = generate(proposer.propose)
     assert texts == plain[0]
     assert num_steps < plain[1]
 

@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inflight.config.speculative import SpeculativeConfig
-from inflight.spec_decode import ngram
+from inflight.spec_decode import ngram, sequence_index
+from inflight.spec_decode.adaptive import Match
 from inflight.spec_decode.ngram import NgramProposer
+from tests.support.plans import new_request
 
 CONFIG = SpeculativeConfig(method="ngram", num_speculative_tokens=3, prompt_lookup_min=2, prompt_lookup_max=4)
 
@@ -35,11 +37,10 @@ def propose(tokens: list[int], config: SpeculativeConfig = CONFIG, max_model_len
     token_ids[1, : len(tokens)] = tokens
     token_ids.setflags(write=False)
     numbers = np.array([1], dtype=np.int32), np.array([len(tokens)], dtype=np.int32)
-    [row] = NgramProposer(config).propose(token_ids, *numbers).tolist()
-    assert len(row) == config.num_speculative_tokens
-    drafts = [token for token in row if token != -1]
-    assert row == drafts + [-1] * (len(row) - len(drafts))
-    return drafts
+    [match] = NgramProposer(config, "cpu").find(token_ids, *numbers)
+    assert len(match.following) <= config.num_speculative_tokens
+    assert match == Match(0, []) or config.prompt_lookup_min <= match.length <= config.prompt_lookup_max
+    return match.following
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_against_the_definition(data: st.DataObject, lo: int, more: int, k: int,
 @pytest.fixture
 def small_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences of test size are indexed, and looked at newest first."""
-    monkeypatch.setattr(ngram, "MIN_INDEXED", 5)
+    monkeypatch.setattr(sequence_index, "MIN_INDEXED", 5)
     monkeypatch.setattr(ngram, "_RECENT", 2)
 
 
@@ -81,7 +82,7 @@ def small_index(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sequences_that_grow_against_the_definition(data: st.DataObject, lo: int, more: int, k: int) -> None:
     """Two slots, whose sequences grow by some tokens from call to call, and which other requests get now and then."""
     config = dataclasses.replace(CONFIG, num_speculative_tokens=k, prompt_lookup_min=lo, prompt_lookup_max=lo + more)
-    proposer, max_model_len = NgramProposer(config), 60
+    proposer, max_model_len = NgramProposer(config, "cpu"), 60
     # the second kind has the same last 20 bits as the first
     kinds = [1, 1 + (1 << 20), *range(2, data.draw(st.integers(2, 5)))]
     token_ids = np.zeros((2, max_model_len), dtype=np.int32)
@@ -90,29 +91,29 @@ def test_sequences_that_grow_against_the_definition(data: st.DataObject, lo: int
         for slot in range(2):
             if not sequences[slot] or len(sequences[slot]) > 40 or data.draw(st.integers(0, 9)) == 0:
                 sequences[slot] = []
-                proposer.forget([slot])
+                proposer.begin([new_request(slot, [])])
             sequences[slot] += data.draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=9))
             token_ids[slot, : len(sequences[slot])] = sequences[slot]
         lengths = np.array([len(tokens) for tokens in sequences], dtype=np.int32)
-        rows = proposer.propose(token_ids, np.arange(2, dtype=np.int32), lengths).tolist()
-        for tokens, row in zip(sequences, rows, strict=True):
-            assert [token for token in row if token != -1] == drafts_of(tokens, config, max_model_len)
+        matches = proposer.find(token_ids, np.arange(2, dtype=np.int32), lengths)
+        for tokens, match in zip(sequences, matches, strict=True):
+            assert match.following == drafts_of(tokens, config, max_model_len)
 
 
 def test_an_index_takes_8_bytes_a_token_and_goes_with_its_request() -> None:
-    proposer = NgramProposer(CONFIG)
+    proposer = NgramProposer(CONFIG, "cpu")
     token_ids = np.random.default_rng(0).integers(0, 50, (1, 40_000)).astype(np.int32)
 
     def propose_at(*lengths: int) -> int:
         """The size of the index after that."""
         for length in lengths:
             proposer.propose(token_ids, np.zeros(1, dtype=np.int32), np.array([length], dtype=np.int32))
-        return sum(index._entries.nbytes for index in proposer._indexes.values())
+        return sum(index.entries.nbytes for index in proposer._indexes._indexes.values())
 
     assert propose_at(100, 10_000) == 0  # a pass is as fast
     assert propose_at(20_000, 20_001, 22_000) == 8 * 19_998  # few tokens came since: it is made once
     assert propose_at(30_000) == 8 * 29_998
-    proposer.forget([0])
+    proposer.begin([new_request(0, [])])
     assert propose_at() == 0
 
 
@@ -125,13 +126,12 @@ def test_each_request_has_its_row_and_its_slot() -> None:
     token_ids = np.zeros((4, 20), dtype=np.int32)
     token_ids[3, :5], token_ids[0, :5] = [1, 2, 9, 1, 2], [1, 2, 3, 4, 5]
     token_ids[1, :7] = [6, 6, 7, 6, 6, 7, 6]
-    drafts = NgramProposer(CONFIG).propose(
+    matches = NgramProposer(CONFIG, "cpu").find(
         token_ids, np.array([3, 0, 1], dtype=np.int32), np.array([5, 5, 5], dtype=np.int32)
     )
-    assert drafts.dtype == np.int32
-    assert drafts.tolist() == [[9, 1, 2], [-1, -1, -1], [7, 6, 6]]
+    assert matches == [Match(2, [9, 1, 2]), Match(0, []), Match(2, [7, 6, 6])]
 
 
 def test_no_requests() -> None:
     none = np.empty(0, dtype=np.int32)
-    assert NgramProposer(CONFIG).propose(np.zeros((2, 9), dtype=np.int32), none, none).shape == (0, 3)
+    assert NgramProposer(CONFIG, "cpu").propose(np.zeros((2, 9), dtype=np.int32), none, none).shape == (0, 3)

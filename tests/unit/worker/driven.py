@@ -17,6 +17,7 @@ from inflight.config.resolve import resolve
 from inflight.engine.start.kv_cache_sizing import make_kv_cache_configs
 from inflight.executor.uniproc import UniProcExecutor
 from inflight.worker.worker import Worker
+from tests.support.drafts import verify_all_drafts
 from tests.support.fake_gpu import GPUS
 from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 from tests.unit.worker.plan_ahead import Job, PlanAhead
@@ -76,7 +77,8 @@ def make_executor(
         timeout_seconds=300.0,
     )
     config = replace(config, scheduler=replace(config.scheduler, depth=depth))
-    executor = UniProcExecutor(config)
+    with verify_all_drafts():
+        executor = UniProcExecutor(config)
     specs = executor.get_kv_cache_specs()
     configs = make_kv_cache_configs(
         specs, [1 << 23] * len(specs), max_model_len=64, max_step_tokens=64, is_measured=False

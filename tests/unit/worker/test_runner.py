@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from inflight.interface.kv_cache import KVCacheSpec
+from inflight.interface.step import NewRequestData
 from inflight.layers.attention import Attention
 from inflight.worker.model_runner import ModelRunner
 from tests.unit.worker.driven import make_executor, workers_of, write_small_model
@@ -60,10 +61,11 @@ def test_a_request_that_gets_a_slot_does_not_get_the_index_of_its_tokens(folder:
     driven = make_executor(folder, 1, 1, 3, 2)
     runner = workers_of(driven)[0].runner
     assert isinstance(runner, ModelRunner) and runner._drafts is not None
-    forgotten: list[int] = []
-    runner._drafts._proposer.forget = forgotten.extend  # type: ignore[assignment, method-assign]
+    begun: list[NewRequestData] = []
+    assert runner._drafts._proposer is not None
+    runner._drafts._proposer.begin = begun.extend  # type: ignore[assignment, method-assign]
     for name in ("first", "second"):
         job = greedy_job(name)
         plan_ahead(driven, [job]).run()
-        assert forgotten.pop() == job.slot and not forgotten
+        assert begun.pop().slot == job.slot and not begun
     driven.executor.shutdown()

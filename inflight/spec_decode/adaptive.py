@@ -1,0 +1,147 @@
+"""`AdaptiveProposer`: a proposer whose number of drafts follows how many of each request's drafts were right.
+
+To verify a draft costs time, even if it is wrong. So a request gets only as many drafts as are expected to give the whole batch
+more tokens per second. No drafts are a choice, too: then the request pays nothing.
+
+How often drafts are right is counted for each request, separately for short and long matches. The drafts that a request did
+not get are counted, too: when its tokens are known, they show whether the drafts would have been right. So a request that has
+no drafts gets them again as soon as they would be right often enough, without a trial that costs time.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from inflight.config.speculative import SpeculativeConfig
+from inflight.interface.request import Int32Array
+from inflight.interface.step import NewRequestData
+from inflight.spec_decode.proposer import NO_TOKEN, Proposer
+
+# How many more tokens a step could compute in the time in which it computes none (it reads the weights): about 19 with a model
+# of 0.6 billion parameters in bf16 on two cores, from 1 to 8 tokens.
+FREE_TOKENS = {"cpu": 16.0, "cuda": 256.0}
+NUM_CLASSES = 7  # of lengths of matches: 1, 2 to 3, 4 to 7, ..., 64 or more
+_REQUEST_MEMORY = 0.95  # the weight of a request's older drafts is multiplied by this with each new draft
+_MEMORY = 0.998  # the same for the drafts of all requests
+_PRIOR = 4.0  # as many drafts of a request weigh as much as all drafts of the other requests
+
+
+@dataclass(slots=True)
+class Match:
+    """A place in a known text: `length` tokens before it are the last tokens of the sequence, and `following` are tokens behind
+    it, which may be drafts."""
+
+    length: int
+    following: list[int]
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Of each class of matches: how many drafts were right, and how many were compared. Older drafts weigh less."""
+
+    right: list[float] = field(default_factory=lambda: [0.0] * NUM_CLASSES)
+    compared: list[float] = field(default_factory=lambda: [0.0] * NUM_CLASSES)
+
+    def add(self, kind: int, right: int, compared: int, memory: float) -> None:
+        share = memory**compared
+        self.right[kind] = self.right[kind] * share + right
+        self.compared[kind] = self.compared[kind] * share + compared
+
+
+@dataclass(slots=True)
+class _Guess:
+    """The drafts that were found for a request, those that it did not get included. `begin`: the position of the first."""
+
+    begin: int
+    kind: int
+    drafts: list[int]
+
+
+class AdaptiveProposer(Proposer):
+    """
+    Args:
+        device: "cpu" or "cuda".
+    """
+
+    def __init__(self, config: SpeculativeConfig, device: str) -> None:
+        self.num_speculative_tokens = config.num_speculative_tokens
+        self._free_tokens = FREE_TOKENS[device]
+        self._of_all = _Counts([1.0] * NUM_CLASSES, [2.0] * NUM_CLASSES)
+        self._of_slots: dict[int, _Counts] = {}
+        self._guesses: dict[int, _Guess] = {}  # by slot
+
+    @abstractmethod
+    def find(self, token_ids: Int32Array, slots: Int32Array, num_tokens: Int32Array) -> list[Match]:
+        """Find drafts. The arguments are those of `propose`. Returns for each request what may follow its tokens: at most
+        `num_speculative_tokens` tokens, so that one more token has a place. If nothing is found, the length is 0."""
+
+    def begin(self, requests: Sequence[NewRequestData]) -> None:
+        for data in requests:
+            self._of_slots.pop(data.slot, None)
+            self._guesses.pop(data.slot, None)
+
+    def propose(self, token_ids: Int32Array, slots: Int32Array, num_tokens: Int32Array) -> Int32Array:
+        rows = list(zip(slots.tolist(), num_tokens.tolist(), strict=True))
+        for slot, length in rows:
+            guess = self._guesses.pop(slot, None)
+            if guess is not None:
+                self._learn(slot, guess, token_ids[slot, guess.begin : length].tolist())
+        probabilities = list[float]()
+        found = list[int]()
+        matches = self.find(token_ids, slots, num_tokens)
+        for (slot, length), match in zip(rows, matches, strict=True):
+            found.append(len(match.following))
+            if match.following:
+                guess = self._guesses[slot] = _Guess(length, match.length.bit_length() - 1, match.following)
+                probabilities.append(self._probability(slot, guess.kind))
+            else:
+                probabilities.append(0.0)
+        drafts = np.full((len(slots), self.num_speculative_tokens), NO_TOKEN, dtype=np.int32)
+        if any(found):
+            for row, count in enumerate(best_num_drafts(probabilities, found, self._free_tokens)):
+                drafts[row, :count] = matches[row].following[:count]
+        return drafts
+
+    def _learn(self, slot: int, guess: _Guess, tokens: list[int]) -> None:
+        most = min(len(tokens), len(guess.drafts))
+        right = 0
+        while right < most and tokens[right] == guess.drafts[right]:
+            right += 1
+        compared = min(right + 1, most)
+        self._of_slots.setdefault(slot, _Counts()).add(guess.kind, right, compared, _REQUEST_MEMORY)
+        self._of_all.add(guess.kind, right, compared, _MEMORY)
+
+    def _probability(self, slot: int, kind: int) -> float:
+        """That a draft is right if the drafts before it are."""
+        of_all = self._of_all.right[kind] / self._of_all.compared[kind]
+        counts = self._of_slots.get(slot)
+        if counts is None:
+            return of_all
+        return (counts.right[kind] + _PRIOR * of_all) / (counts.compared[kind] + _PRIOR)
+
+
+def best_num_drafts(probabilities: Sequence[float], most: Sequence[int], free_tokens: float) -> list[int]:
+    """Returns for each request the number of drafts with which a step is expected to give the most tokens per second.
+
+    A step of N tokens takes a time in proportion to `free_tokens` + N. The draft number i of a request is right with the
+    probability p^i. It pays if the step gives fewer than p^i tokens in the time that one more token takes. So the best numbers
+    are found in rounds, each with the tokens per time of the round before (Dinkelbach's method).
+
+    Args:
+        probabilities: [n], of a request's drafts: that one is right if those before it are.
+        most: [n], how many drafts there are.
+    """
+    n = len(probabilities)
+    clipped = [min(max(p, 1e-9), 1 - 1e-9) for p in probabilities]
+    logs = [math.log(p) for p in clipped]
+    chosen = [0] * n
+    tokens_per_time = n / (free_tokens + n)
+    for _ in range(3):
+        log = math.log(tokens_per_time)
+        chosen = [min(int(log / each), limit) for each, limit in zip(logs, most, strict=True)]
+        expected = sum(p * (1 - p**count) / (1 - p) for p, count in zip(clipped, chosen, strict=True))
+        tokens_per_time = (n + expected) / (free_tokens + n + sum(chosen))
+    return chosen
