@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from itertools import zip_longest
 from operator import add, sub
 from typing import Literal, get_args
 
@@ -19,8 +20,10 @@ class StepCounts:
         num_hit_tokens: how many of these tokens were found.
         num_sampled_tokens: tokens that were drawn and added to requests.
         num_forced_tokens: tokens that were added without a draw, because a grammar allowed no other token.
+        num_drafted_rows: how often a step has verified drafts of a request.
         num_draft_tokens: drafts that were verified.
         num_accepted_tokens: how many of these drafts were accepted.
+        accepted_at: how often the first draft of a row was accepted, how often the second one, and so on.
     """
 
     num_preemptions: int = 0
@@ -28,14 +31,28 @@ class StepCounts:
     num_hit_tokens: int = 0
     num_sampled_tokens: int = 0
     num_forced_tokens: int = 0
+    num_drafted_rows: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    accepted_at: tuple[int, ...] = field(default=(), kw_only=True)
 
     def __add__(self, other: StepCounts) -> StepCounts:
-        return StepCounts(*map(add, astuple(self), astuple(other)))
+        return self._combined(other, add)
 
     def __sub__(self, earlier: StepCounts) -> StepCounts:
-        return StepCounts(*map(sub, astuple(self), astuple(earlier)))
+        return self._combined(earlier, sub)
+
+    def _combined(self, other: StepCounts, combine: Callable[[int, int], int]) -> StepCounts:
+        (*mine, at), (*others, other_at) = astuple(self), astuple(other)
+        positions = zip_longest(at, other_at, fillvalue=0)
+        return replace(StepCounts(*map(combine, mine, others)), accepted_at=tuple(combine(*pair) for pair in positions))
+
+    def record_drafts(self, num_drafts: int, num_accepted: int) -> None:
+        """A row had so many drafts, and so many of them were accepted."""
+        self.num_drafted_rows += int(num_drafts > 0)
+        self.num_draft_tokens += num_drafts
+        self.num_accepted_tokens += num_accepted
+        self.accepted_at = tuple(map(sum, zip_longest(self.accepted_at, (1,) * num_accepted, fillvalue=0)))
 
     @property
     def num_computed_prompt_tokens(self) -> int:

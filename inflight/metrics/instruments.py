@@ -128,8 +128,15 @@ _ENGINE_INSTRUMENTS = (
         in_vllm=True,
     ),
     # speculative decoding
+    _counter("spec_decode_num_drafts", "How often a step has verified drafts of a request.", in_vllm=True),
     _counter("spec_decode_num_draft_tokens", "Drafts that were verified.", in_vllm=True),
     _counter("spec_decode_num_accepted_tokens", "How many of these drafts were accepted.", in_vllm=True),
+    _counter(
+        "spec_decode_num_accepted_tokens_per_pos",
+        "How often the draft at this position of a row was accepted, counted from 0.",
+        "position",
+        in_vllm=True,
+    ),
 )
 OF_ENGINE = frozenset(each.name for each in _ENGINE_INSTRUMENTS)
 

@@ -49,6 +49,9 @@ class ServingMetrics(EngineObserver):
         self._inc("prefix_cache_queries", counts.num_queried_tokens, engine=engine)
         self._inc("prefix_cache_hits", counts.num_hit_tokens, engine=engine)
         self._inc("num_preemptions", counts.num_preemptions, engine=engine)
+        self._inc("spec_decode_num_drafts", counts.num_drafted_rows, engine=engine)
+        for position, count in enumerate(counts.accepted_at):
+            self._inc("spec_decode_num_accepted_tokens_per_pos", count, str(position), engine=engine)
         self._inc("spec_decode_num_draft_tokens", counts.num_draft_tokens, engine=engine)
         self._inc("spec_decode_num_accepted_tokens", counts.num_accepted_tokens, engine=engine)
         if (last_step := self._last_steps.get(engine)) is not None:

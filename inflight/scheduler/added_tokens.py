@@ -155,8 +155,7 @@ def take_back_rejected(
     request.num_planned_tokens -= num_rejected
     if request.status is RequestStatus.RUNNING:
         request.num_computed_tokens -= num_rejected
-    stats.num_draft_tokens += min(max_drafts, len(request.draft_token_ids))
-    stats.num_accepted_tokens += len(drawn.token_ids) - 1
+    stats.record_drafts(min(max_drafts, len(request.draft_token_ids)), len(drawn.token_ids) - 1)
     return drawn.position - 1 + len(drawn.token_ids)
 
 

@@ -49,9 +49,12 @@ def test_counts_are_added_and_the_newest_fault_is_the_last_one() -> None:
 
 
 def test_counts_of_all_kinds_are_added_and_subtracted() -> None:
-    first, both = StepCounts(*range(1, 8)), StepCounts(*range(11, 81, 10))
-    assert first + StepCounts(*range(10, 73, 9)) == both != first
-    assert both - first == StepCounts(*range(10, 73, 9))
+    first, both = StepCounts(*range(1, 9), accepted_at=(3,)), StepCounts(*range(11, 91, 10), accepted_at=(8, 2))
+    assert first + StepCounts(*range(10, 82, 9), accepted_at=(5, 2)) == both != first
+    assert both - first == StepCounts(*range(10, 82, 9), accepted_at=(5, 2))
+    for num_drafts, num_accepted in ((3, 0), (3, 2), (0, 0), (1, 1)):
+        first.record_drafts(num_drafts, num_accepted)
+    assert first == StepCounts(1, 2, 3, 4, 5, 9, 14, 11, accepted_at=(5, 1))
     assert StepCounts(num_queried_tokens=9, num_hit_tokens=4).num_computed_prompt_tokens == 5
 
 
@@ -101,7 +104,7 @@ def test_counts_of_tiers_are_added_over_ranks() -> None:
 
 
 def test_nothing_is_counted_at_first() -> None:
-    assert StepCounts() == StepCounts(*[0] * 7) and StepCounts().num_computed_prompt_tokens == 0
+    assert StepCounts() == StepCounts(*[0] * 8) and StepCounts().num_computed_prompt_tokens == 0
     assert (FaultStatus().state, FaultStatus().epoch, FaultStatus().num_recoveries) == ("healthy", 0, {})
     empty = TransferCounts()
     assert all(not getattr(empty, field.name) for field in fields(TransferCounts))

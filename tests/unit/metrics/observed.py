@@ -43,7 +43,7 @@ def stats(step_id: int = 7) -> SchedulerStats:
         num_waiting=2,
         num_waiting_tokens=900,
         kv_cache_usage=0.25,
-        counts=StepCounts(num_queried_tokens=100, num_hit_tokens=40, num_preemptions=1),
+        counts=StepCounts(num_queried_tokens=100, num_hit_tokens=40, num_preemptions=1, accepted_at=(1,)),
         step_tokens=(4, 60),
         step_gaps=(0.00015, 0.004),
         hidden_share=0.9,

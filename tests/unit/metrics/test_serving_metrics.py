@@ -28,7 +28,8 @@ vllm:inter_token_latency_seconds vllm:time_per_output_token_seconds vllm:request
 vllm:e2e_request_latency_seconds vllm:request_queue_time_seconds vllm:request_prefill_time_seconds
 vllm:request_decode_time_seconds vllm:request_inference_time_seconds vllm:request_prompt_tokens
 vllm:request_generation_tokens vllm:request_params_max_tokens vllm:request_params_n vllm:iteration_tokens_total
-vllm:cache_config_info vllm:spec_decode_num_draft_tokens vllm:spec_decode_num_accepted_tokens
+vllm:cache_config_info vllm:spec_decode_num_drafts vllm:spec_decode_num_accepted_tokens_per_pos
+vllm:spec_decode_num_draft_tokens vllm:spec_decode_num_accepted_tokens
 vllm:external_prefix_cache_queries vllm:external_prefix_cache_hits
 """.split()
 
@@ -113,7 +114,8 @@ def test_what_the_engine_says() -> None:
     metrics.stats_changed(
         dataclasses.replace(
             stats(step_id=12),
-            counts=stats().counts + StepCounts(num_draft_tokens=30, num_accepted_tokens=20),
+            counts=stats().counts
+            + StepCounts(num_drafted_rows=10, num_draft_tokens=30, num_accepted_tokens=20, accepted_at=(9, 8, 3)),
             shares_cores=True,
         )
     )
@@ -130,6 +132,8 @@ def test_what_the_engine_says() -> None:
     assert value("iteration_tokens_total_count") == 4
     assert value("iteration_tokens_total_sum") == 128
     assert value("iteration_tokens_total_bucket", le="5.0") == 2
+    assert value("spec_decode_num_drafts_total") == 10
+    assert [value("spec_decode_num_accepted_tokens_per_pos_total", position=str(i)) for i in range(3)] == [11, 8, 3]
     assert value("spec_decode_num_draft_tokens_total") == 30
     assert value("spec_decode_num_accepted_tokens_total") == 20
     assert value("step_gap_seconds_count") == 4

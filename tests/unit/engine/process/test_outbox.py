@@ -34,7 +34,7 @@ def test_an_outbox_merges_what_its_front_end_does_not_read() -> None:
             outputs.append(
                 EngineCoreOutput(request_id=str(i), new_token_ids=(step,), logprobs=columns, finish_reason=reason)
             )
-        counts = StepCounts(*range(1, 8))
+        counts = StepCounts(*range(1, 9), accepted_at=(2, 1))
         outbox.put(outputs, step, stats(step, step_gaps=(float(step),), counts=counts))
     assert len(outbox._outputs) == sequences
     reader, found = BlockingStream(theirs), list[EngineOutputs]()
@@ -44,7 +44,7 @@ def test_an_outbox_merges_what_its_front_end_does_not_read() -> None:
         found.append(message)
     assert len(found) < count / 10
     total = sum((message.stats.counts for message in found if message.stats), StepCounts())
-    assert total == StepCounts(*(count * number for number in range(1, 8)))
+    assert total == StepCounts(*(count * number for number in range(1, 9)), accepted_at=(2 * count, count))
     assert found[-1].stats is not None
     assert (found[-1].stats.num_waiting, found[-1].num_received) == (count - 1, count - 1)
     for i in range(sequences):
