@@ -6,20 +6,18 @@ sequences, and requests without images beside them.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
 
 from inflight import SamplingParams
 from inflight.config.engine_args import EngineArgs
 from inflight.config.vision import Grid, VisionSpec
 from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.errors import ConfigError
-from inflight.interface.images import ImageInput, ImagesPart
+from tests.support.image_chats import Chat, make_chat, reference_inputs
 from tests.support.vision_models import VISION_CONFIGS, draw_image, load, reference_model, write_vision_model
 
 # name -> the family, which of its configurations, and the largest grid of its images
@@ -27,13 +25,13 @@ FAMILIES: dict[str, tuple[str, int, Grid]] = {
     "smolvlm": ("smolvlm", 0, (1, 6, 6)),
     "qwen3_vl": ("qwen3_vl", 0, (1, 6, 4)),
     "qwen3_vl without deepstack": ("qwen3_vl", 1, (1, 3, 2)),
+    "qwen3_vl_moe": ("qwen3_vl_moe", 0, (1, 6, 4)),
     "qwen2_5_vl": ("qwen2_5_vl", 0, (1, 4, 8)),
     "qwen3_5": ("qwen3_5", 0, (1, 6, 4)),
 }
 # for less than the requests of one step, but more than the longest one. The states of recurrent layers need more.
 CACHE_BYTES = {"qwen3_5": 300_000}
 MAX_TOKENS = 10
-_CONTRAST = 4.0  # so that another image gives other tokens
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"enable_prefix_caching": False},
     "prefix cache": {},
@@ -48,11 +46,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-class Chat(NamedTuple):
-    tokens: list[int]
-    images: list[ImageInput]
-
-
 class Model(NamedTuple):
     folder: Path
     spec: VisionSpec
@@ -61,41 +54,10 @@ class Model(NamedTuple):
     cache_bytes: int | None
 
 
-def make_chat(pieces: list[int | tuple[int, Grid]], spec: VisionSpec) -> Chat:
-    """`pieces`: tokens of text, and images as their seed and grid."""
-    tokens: list[int] = []
-    images = []
-    for piece in pieces:
-        if isinstance(piece, int):
-            tokens.append(piece)
-            continue
-        seed, grid = piece
-        pixels = _CONTRAST * draw_image(spec, grid, abs(seed)).numpy()
-        if seed < 0:  # one pixel differs from the image of the positive number
-            pixels.reshape(-1)[0] *= -40
-        digest = hashlib.sha256(pixels.tobytes() + bytes(grid)).digest()
-        count = spec.num_tokens(grid)
-        images.append(ImageInput(start=len(tokens), num_tokens=count, digest=digest, pixels=pixels, grid=grid))
-        tokens += [spec.image_token_id] * count
-    return Chat(tokens, images)
-
-
 def reference_tokens(model: Any, chat: Chat) -> list[int]:  # Any: each family has a class of its own
-    given: dict[str, Tensor] = {}
-    if chat.images:
-        pixels = [torch.from_numpy(image.pixels) for image in chat.images]
-        if pixels[0].dim() == 3:
-            given = {"pixel_values": torch.stack(pixels)[None]}
-        else:
-            given = {
-                "pixel_values": torch.cat(pixels),
-                "image_grid_thw": torch.tensor([image.grid for image in chat.images]),
-                "mm_token_type_ids": torch.tensor([chat.tokens]).eq(model.config.image_token_id).int(),
-            }
     with torch.inference_mode():
         found = model.generate(
-            torch.tensor([chat.tokens]),
-            **given,
+            **reference_inputs(model, chat.tokens, chat.images),
             max_new_tokens=MAX_TOKENS,
             do_sample=False,
             eos_token_id=None,
@@ -139,8 +101,7 @@ def answers(model: Model, n: int = 1, **settings: Any) -> list[list[list[int]]]:
     found: dict[str, list[list[int]]] = {}
     try:
         for number, chat in enumerate(model.chats):
-            part = ImagesPart(images=tuple(chat.images), position_merge=model.spec.position_merge)
-            parts = (part,) if chat.images else ()
+            parts = (chat.part(model.spec),) if chat.images else ()
             engine.add_request(str(number), {"prompt_token_ids": chat.tokens}, params, parts=parts)
         while engine.has_unfinished_requests():
             for output in engine.step():
