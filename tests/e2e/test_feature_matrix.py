@@ -52,7 +52,7 @@ from tests.support.vision_models import reference_model as reference_with_images
 from tests.support.waits import wait_until
 
 # the first example of hypothesis is always the plainest
-NUM_EXAMPLES = 60 if FULL else 3
+NUM_EXAMPLES = 60 if FULL else 2
 NUM_PROCESS_EXAMPLES = 20 if FULL else 3
 TOKENIZER = "byte_level"
 MAX_MODEL_LEN, MAX_PROMPT, MAX_TOKENS = 128, 80, 24
