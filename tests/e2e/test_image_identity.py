@@ -17,6 +17,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.config.vision import Grid, VisionSpec
 from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.errors import ConfigError
+from inflight.models.vision import division
 from tests.support.image_chats import Chat, make_chat, reference_inputs
 from tests.support.vision_models import VISION_CONFIGS, draw_image, load, reference_model, write_vision_model
 
@@ -41,6 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
     "preemption": {"kv_cache_memory_bytes": 48_000, "max_model_len": 64, "block_size": 4},
     "two tensor-parallel ranks": {"tensor_parallel_size": 2},
+    "two ranks divide an image": {"tensor_parallel_size": 2, "distributed_executor_backend": "uni"},
     "two stages": {"pipeline_parallel_size": 2},
     "limited time": {"target_inter_token_latency": 1.0},
 }
@@ -116,8 +118,9 @@ def answers(model: Model, n: int = 1, **settings: Any) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_tokens_are_those_of_transformers(model: Model, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name == "an image takes many steps":
+    if name in ("an image takes many steps", "two ranks divide an image"):
         monkeypatch.setattr(VisionSpec, "patches_of_slice", 8)
+        monkeypatch.setattr(division, "FEWEST_PATCHES", 4)
     if model.spec.num_deepstack > 1 and name == "two stages":  # the model has two layers
         with pytest.raises(ConfigError, match="pipeline_layer_partition"):
             answers(model, **SETTINGS[name])
