@@ -31,6 +31,9 @@ class AttentionParams:
     sinks: Tensor | None = None  # float32 [num_heads], contiguous, of this rank's heads, on the device; None: no sinks
     value_dim: int | None = None  # values are the first so many elements of the keys; None: they are stored
     is_causal: bool = True  # False: a query also sees the tokens behind it, whose keys must be written in the same step
+    # whether a query of an image's token also sees the tokens behind it, up to the end of the image; see
+    # `AttentionMetadata.with_ends`
+    sees_whole_images: bool = False
 
 
 class HeadNorm(Protocol):
@@ -113,7 +116,8 @@ class AttentionBackend(ABC):
        thread or stream. So a backend may keep temporary memory and use it again in the next forward.
 
     A query at position p sees exactly the keys at `[max(0, p - sliding_window + 1), p]` of its own sequence; if the layer is
-    not causal, up to `min(p + sliding_window, seq_len) - 1`. Other bytes of the arena (blocks of other sequences, blocks in
+    not causal, up to `min(p + sliding_window, seq_len) - 1`; if it sees whole images, up to the end that `with_ends` has given
+    the token. Other bytes of the arena (blocks of other sequences, blocks in
     stale entries of the block table, the rest of the last block) never influence the result, even if they are NaN. Code that
     fills a block without `forward` (a KV connector) must fill the whole block.
     """

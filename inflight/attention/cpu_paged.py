@@ -7,13 +7,15 @@ values.
 """
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from inflight.attention.backend import AttentionBackend, AttentionParams, LayerCache, bytes_of_layer, copied
+from inflight.attention.image_ends import ends_of_step
 from inflight.attention.metadata import AttentionInputs, AttentionMetadata, StateMetadata
 from inflight.interface.kv_cache import KVCacheSpec
+from inflight.interface.request import Int32Array
 from inflight.kernels.cpu.call_checks import require
 from inflight.kernels.cpu.functions import DTYPES, AttentionStep, HeadLayout
 from inflight.kernels.cpu.functions import AttentionParams as KernelParams
@@ -25,10 +27,17 @@ SCALE_BYTES = 4  # of a head and a token in int8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuPagedMetadata(AttentionMetadata):
-    """`step` has pointers to the data of `inputs`, so this object keeps `inputs`."""
+    """`step` has pointers to the data of `inputs` and to `ends`, so this object keeps them."""
 
     step: AttentionStep
     inputs: AttentionInputs
+    ends: Int32Array | None = None  # see `ends_of_step`
+
+    def with_ends(self, first_token: int, ends: torch.Tensor) -> "CpuPagedMetadata":
+        found = ends_of_step(self.inputs, self.ends, first_token, ends.numpy())
+        step = AttentionStep.from_buffer_copy(self.step)
+        step.ends = found.ctypes.data
+        return replace(self, step=step, ends=found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +92,7 @@ class CpuPagedBackend(AttentionBackend):
         """Makes the struct that describes `params` to the kernel. `params` must be kept, because the struct has a pointer."""
         sinks = params.sinks
         pointer = None if sinks is None else sinks.data_ptr()
-        return KernelParams(params.scale, params.soft_cap or 0.0, pointer, params.is_causal)
+        return KernelParams(params.scale, params.soft_cap or 0.0, pointer, params.is_causal, params.sees_whole_images)
 
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> CpuPagedMetadata:
         inputs = copied(inputs)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from torch import Tensor
+
 from inflight.interface.kv_cache import DUMMY_BLOCK
 from inflight.interface.request import Int32Array
 
@@ -30,6 +32,12 @@ class AttentionMetadata:
     """The data of a step that all attention layers of a KV group share. Each backend has its own subclass."""
 
     num_tokens: int
+
+    def with_ends(self, first_token: int, ends: Tensor) -> "AttentionMetadata":
+        """The same step, in which the token `first_token + i` sees the keys before position `ends[i]`, in layers that see whole
+        images (`AttentionParams`). `ends`: int32, on the device. What is allowed: see `ends_of_step`. By default the group has
+        no such layers here."""
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,16 +4,18 @@ For each row (a request's part of a step) it gathers the blocks that the row's t
 `scaled_dot_product_attention`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from inflight.attention.backend import AttentionBackend, AttentionParams, LayerCache
+from inflight.attention.backend import AttentionBackend, AttentionParams, LayerCache, copied
+from inflight.attention.image_ends import ends_of_step
 from inflight.attention.metadata import AttentionInputs, AttentionMetadata
 from inflight.attention.torch_cap_and_sinks import attend_with_cap_and_sinks
 from inflight.interface.kv_cache import KVCacheSpec
+from inflight.interface.request import Int32Array
 
 # The queries of a row are computed in pieces of this many tokens. So masks are small, and a piece does not read the keys after
 # its last token.
@@ -36,6 +38,11 @@ class TorchSdpaMetadata(AttentionMetadata):
     # the place of each token of the step: (block ids, offsets in the block), each [num_tokens]
     written: tuple[torch.Tensor, torch.Tensor]
     rows: tuple[Row, ...]
+    inputs: AttentionInputs
+    ends: Int32Array | None = None  # see `ends_of_step`
+
+    def with_ends(self, first_token: int, ends: torch.Tensor) -> "TorchSdpaMetadata":
+        return replace(self, ends=ends_of_step(self.inputs, self.ends, first_token, ends.numpy()))
 
 
 class TorchSdpaBackend(AttentionBackend):
@@ -49,6 +56,7 @@ class TorchSdpaBackend(AttentionBackend):
         positions = np.arange(len(rows)) + (inputs.num_computed_tokens - inputs.query_start_loc[:-1])[rows]
         return TorchSdpaMetadata(
             num_tokens=len(rows),
+            inputs=copied(inputs),
             written=(torch.from_numpy(table[rows, positions // size]), torch.from_numpy(positions % size)),
             rows=tuple(
                 _row(block_ids, first_token, num_computed, seq_len, spec)
@@ -70,6 +78,9 @@ class TorchSdpaBackend(AttentionBackend):
             slots = kv_cache.permute(0, 3, 1, 2, 4)  # [num_blocks, block_size, 2 (or 1), num_kv_heads, head_dim]
             slots[metadata.written] = torch.stack((key, value) if params.value_dim is None else (key,), dim=1)
         output = query.new_empty((*query.shape[:2], params.value_dim or query.shape[2]))
+        ends = None
+        if params.sees_whole_images and metadata.ends is not None:
+            ends = torch.from_numpy(metadata.ends)  # of each token
         for row in metadata.rows:
             window = params.sliding_window or row.seq_len
             # [2 (or 1), num_kv_heads, num_keys, head_dim]
@@ -79,12 +90,17 @@ class TorchSdpaBackend(AttentionBackend):
                 tokens = slice(row.first_token + start - row.num_computed, row.first_token + end - row.num_computed)
                 first = max(row.first_key, start - window + 1)
                 end_key = end if params.is_causal else min(row.seq_len, end + window - 1)
+                if ends is not None:
+                    end_key = int(ends[tokens][-1])  # they do not fall
                 keys, values = gathered[[0, -1], :, first - row.first_key : end_key - row.first_key]
                 values = values[..., : params.value_dim]
-                distances = torch.arange(start, end, dtype=torch.int64, device="cpu")[:, None] - torch.arange(
-                    first, end_key, dtype=torch.int64, device="cpu"
-                )
-                visible = (distances > (-1 if params.is_causal else -window)) & (distances < window)
+                positions = torch.arange(first, end_key, dtype=torch.int64, device="cpu")
+                distances = torch.arange(start, end, dtype=torch.int64, device="cpu")[:, None] - positions
+                visible = distances < window
+                if ends is not None:
+                    visible &= positions < ends[tokens, None]
+                else:
+                    visible &= distances > (-1 if params.is_causal else -window)
                 output[tokens] = _attend(query[tokens], keys, values, visible, params)
         return output
 

@@ -5,7 +5,7 @@ metadata. The kernels read all other inputs from device memory. So a recorded gr
 same bounds.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -38,6 +38,13 @@ class TritonPagedMetadata(AttentionMetadata):
     token_slots: Tensor  # int32 [num_tokens], the slot of each token's row
     positions: Tensor  # int32 [num_tokens]
     block_table: Tensor  # int32 [num_slots, max_blocks]
+
+    image_ends: Tensor | None = None  # int32 [num_tokens], see `with_ends`
+
+    def with_ends(self, first_token: int, ends: Tensor) -> "TritonPagedMetadata":
+        found = self.positions + 1 if self.image_ends is None else self.image_ends.clone()
+        found[first_token : first_token + len(ends)] = ends
+        return replace(self, image_ends=found)
 
 
 class TritonPagedBackend(AttentionBackend):
@@ -118,6 +125,7 @@ class TritonPagedBackend(AttentionBackend):
                 soft_cap=params.soft_cap,
                 sinks=params.sinks,
                 is_causal=params.is_causal,
+                image_ends=metadata.image_ends if params.sees_whole_images else None,
                 max_shared_bytes=self._max_shared_bytes,
             )
         num_kv_heads = kv_cache.shape[2]

@@ -122,11 +122,13 @@ class LayerSpec:
 @dataclass(frozen=True, kw_only=True)
 class TokenInputsSpec:
     """Each layer gets a vector of `size` numbers for each token, which depends on the token's id and on its embedding
-    (layers/token_inputs.py). `activation` is that of its gate."""
+    (layers/token_inputs.py). For tokens of images it depends on `padding_id` instead of the id. `activation` is that of its
+    gate."""
 
     vocab_size: int
     size: int
     activation: str
+    padding_id: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,7 +106,9 @@ class BaseAttentionSpec(MixerSpec):
     `head_dim`: the size of such a row. `rope`: None if queries and keys are not rotated. `window`: the number of tokens that a
     query may see, itself included; None: it may see all tokens before it. `scale` multiplies the scores; None: it is 1 /
     sqrt(head_dim). If `is_causal` is not set, a query also sees the tokens behind it, with a window those that are less than
-    `window` tokens away. All tokens of a sequence must then be computed in one step.
+    `window` tokens away. All tokens of a sequence must then be computed in one step. If the model reads images and
+    `sees_whole_images` is set, the query of an image's token also sees the tokens behind it, up to the end of the image,
+    whatever the window is. All tokens of an image must then be computed in one step.
     """
 
     keeps_values: ClassVar[bool] = True  # whether the cache has rows of values beside those of keys
@@ -117,6 +119,7 @@ class BaseAttentionSpec(MixerSpec):
     rope: RopeConfig | None
     window: int | None = None
     is_causal: bool = True
+    sees_whole_images: bool = False
     scale: float | None = None
     qkv_bias: bool = False
     output_bias: bool = False

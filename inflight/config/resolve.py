@@ -34,7 +34,7 @@ from inflight.config.resolve_pooler import generating
 from inflight.config.speculative import resolve_speculative
 from inflight.config.unknown_family import native_refusal
 from inflight.config.weight_format import GGUF
-from inflight.config.whole_prompts import with_whole_prompts
+from inflight.config.whole_prompts import with_room_for_images, with_whole_prompts
 from inflight.errors import ConfigError
 from inflight.hub import GGUF_SUFFIX
 from inflight.model_name import EMBEDDED
@@ -73,7 +73,7 @@ def resolve(
     parallel = _resolve_parallel(args, architecture)
     quantization = resolve_quantization(args, machine, _weight_format(folder, architecture))
     kv_cache_dtype = resolve_kv_cache_dtype(args.kv_cache_dtype, dtype, machine)
-    scheduler = _resolve_scheduler(args, max_model_len, machine)
+    scheduler = _resolve_scheduler(args, architecture, max_model_len, machine)
     _check_device_state(args, max_model_len, machine)
     speculative = resolve_speculative(args.speculative_config)
     is_of_transformers = architecture.implementation == TRANSFORMERS
@@ -146,7 +146,7 @@ def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchite
         lambda: _resolve_max_model_len(args, architecture),
         lambda: _resolve_load_format(args.load_format, folder),
         lambda: _resolve_parallel(args, architecture),
-        lambda: _resolve_scheduler(with_whole_prompts(args, architecture), max_model_len, machine),
+        lambda: _resolve_scheduler(with_whole_prompts(args, architecture), architecture, max_model_len, machine),
         lambda: _check_device_state(args, max_model_len, machine),
         lambda: _resolve_depth(args),
         lambda: resolve_device(args, max(1, num_ranks // args.nnodes), machine, max_num_batched_tokens=1),
@@ -210,7 +210,9 @@ def _resolve_max_model_len(args: EngineArgs, architecture: ModelArchitecture) ->
     return max_model_len
 
 
-def _resolve_scheduler(args: EngineArgs, max_model_len: int, machine: Machine) -> SchedulerConfig:
+def _resolve_scheduler(
+    args: EngineArgs, architecture: ModelArchitecture, max_model_len: int, machine: Machine
+) -> SchedulerConfig:
     max_num_batched_tokens = args.max_num_batched_tokens or DEFAULT_MAX_NUM_BATCHED_TOKENS[machine.device]
     if not args.enable_chunked_prefill:
         if args.max_num_batched_tokens is None:
@@ -228,7 +230,7 @@ def _resolve_scheduler(args: EngineArgs, max_model_len: int, machine: Machine) -
         )
     depth, stagger, max_stagger = _resolve_depth(args)
     target_seconds, max_step_seconds = _resolve_step_time(args)
-    return SchedulerConfig(
+    scheduler = SchedulerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         enable_chunked_prefill=args.enable_chunked_prefill,
@@ -242,6 +244,8 @@ def _resolve_scheduler(args: EngineArgs, max_model_len: int, machine: Machine) -
         max_long_partial_prefills=args.max_long_partial_prefills,
         long_prefill_token_threshold=args.long_prefill_token_threshold or max(256, max_model_len // 25),
     )
+    speculative = resolve_speculative(args.speculative_config)
+    return with_room_for_images(scheduler, args, architecture, max_model_len=max_model_len, speculative=speculative)
 
 
 def _default_block_size(

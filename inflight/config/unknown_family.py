@@ -11,7 +11,6 @@ from pathlib import Path
 
 from inflight.config.architecture import TRANSFORMERS, GatedMlpSpec, LayerSpec, ModelArchitecture
 from inflight.config.families.family_fields import parse_dtype
-from inflight.config.families.vision_family import without_vision
 from inflight.config.gguf_config import in_terms_of_gguf
 from inflight.config.json_fields import JsonFields
 from inflight.config.mixers import AttentionSpec
@@ -46,7 +45,7 @@ def describe_model(
 ) -> ModelArchitecture:
     """The model that a parsed config.json describes.
 
-    `language_model_only`: without its vision tower. A tower is also left out if the decoder cannot use it yet.
+    `language_model_only`: without its vision tower.
 
     `model_impl`: "inflight", "transformers", or "auto" for Inflight's own code if it supports the model on `device` ("cpu" or
     "cuda"), and transformers' code if it does not. `gguf`: the GGUF file that the fields were made from. Only Inflight's own
@@ -72,8 +71,6 @@ def describe_model(
         except UnsupportedModelError:
             raise error from None
         return replace(found, not_native=str(error))
-    if architecture.vision is not None and architecture.vision.sees_both_directions:
-        architecture = without_vision(architecture)
     if model_impl == "inflight" or gguf is not None or device == "cpu":
         return architecture
     return _of_transformers_on_gpu(config, architecture)

@@ -11,6 +11,8 @@ from typing import ClassVar, Literal
 
 Grid = tuple[int, int, int]  # frames, rows and columns of patches, before any of them are merged
 
+_MOST_IMAGE_TOKENS = 16_384
+
 
 class VisionSpec(ABC):
     """What is known of a tower before it is loaded. All subclasses are dataclasses with these fields.
@@ -20,7 +22,6 @@ class VisionSpec(ABC):
         prefixes: the names of the tower's tensors begin with one of these.
         patches_of_slice: a slice of a layer computes so many patches. Steps compute images slice by slice.
         has_position_rows: the decoder's positions have three rows: frame, row and column (worker/parts/image_positions.py).
-        sees_both_directions: the decoder computes the tokens of an image with attention in both directions.
         image_token_id: the placeholder, a token of which the prompt has one for each embedding of an image.
         out_size: the hidden size of the decoder.
         hidden_size, num_layers, num_heads, mlp_size: those of the tower.
@@ -31,7 +32,6 @@ class VisionSpec(ABC):
 
     kind: str
     prefixes: ClassVar[tuple[str, ...]]
-    sees_both_directions: ClassVar[bool] = False
     has_gated_mlp: ClassVar[bool] = False
     has_position_rows: ClassVar[bool] = False
     patches_of_slice: ClassVar[int] = 1024
@@ -47,6 +47,11 @@ class VisionSpec(ABC):
     @property
     def num_deepstack(self) -> int:
         return 0
+
+    @property
+    def most_tokens(self) -> int:
+        """How many tokens an image has at most."""
+        return _MOST_IMAGE_TOKENS
 
     @property
     def position_merge(self) -> int | None:
@@ -135,15 +140,66 @@ class Gemma3VisionSpec(SiglipSpec):
     `merge_size` patches is normed, and projected to one token."""
 
     prefixes = ("model.vision_tower.", "model.multi_modal_projector.")
-    sees_both_directions = True
 
     kind: Literal["gemma3"] = "gemma3"
+
+    @property
+    def most_tokens(self) -> int:
+        return (self.positions_per_side // self.merge_size) ** 2
 
     def grid_problem(self, grid: Grid) -> str | None:
         side = self.positions_per_side
         if grid == (1, side, side):
             return None
         return f"an image of {grid[0]} x {grid[1]} x {grid[2]} patches; it must have 1 x {side} x {side}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4VisionSpec(VisionSpec):
+    """The tower of Gemma 4, for images of any size. A patch is a square of `patch_size` rows of pixels in three colours. It has
+    learned positions, one of `num_positions` columns and one of as many rows, and a rotary embedding, in which columns rotate
+    the first half of a head of `head_dim` numbers and rows the second. The mean of `merge_size` x `merge_size` patches is
+    normed, and projected to one token. With `has_bounds`, inputs and outputs of linear layers are clamped. If `is_standardized`
+    is set, a bias and a scale are applied to the means."""
+
+    prefixes = ("model.vision_tower.", "model.embed_vision.")
+    has_gated_mlp = True
+
+    kind: Literal["gemma4"] = "gemma4"
+    image_token_id: int
+    out_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    mlp_size: int
+    merge_size: int
+    patch_size: int
+    num_positions: int
+    eps: float
+    rope_theta: float
+    activation: str
+    has_bounds: bool = False
+    is_standardized: bool = False
+
+    @property
+    def patch_features(self) -> int:
+        return 3 * self.patch_size**2
+
+    @property
+    def most_tokens(self) -> int:
+        """The most that transformers' processor can be told to make of an image."""
+        return 1120
+
+    def grid_problem(self, grid: Grid) -> str | None:
+        if grid[0] != 1 or max(grid) > self.num_positions:
+            return (
+                f"an image of {grid[0]} x {grid[1]} x {grid[2]} patches; it must have one frame, and at most "
+                f"{self.num_positions} rows and columns"
+            )
+        if self.num_tokens(grid) > self.most_tokens:
+            return f"an image of {self.num_tokens(grid)} tokens; at most {self.most_tokens} are allowed"
+        return super().grid_problem(grid)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,11 +258,9 @@ class Qwen25VisionSpec(QwenVisionSpec):
 
 # kind -> specification: what a message may have as `ModelArchitecture.vision` (interface/codec.py)
 VISION_KINDS: dict[str, type[VisionSpec]] = {
-    each.kind: each for each in (Idefics3VisionSpec, Qwen3VisionSpec, Qwen25VisionSpec, Gemma3VisionSpec)
+    each.kind: each
+    for each in (Idefics3VisionSpec, Qwen3VisionSpec, Qwen25VisionSpec, Gemma3VisionSpec, Gemma4VisionSpec)
 }
-
-
-_MOST_IMAGE_TOKENS = 16_384
 
 
 def max_image_tokens(max_model_len: int) -> int:

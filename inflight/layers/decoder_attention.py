@@ -69,6 +69,7 @@ class DecoderAttention(Mixer):
                 spec.soft_cap,
                 None if self.sinks is None else self.sinks.logits.data,
                 is_causal=spec.is_causal,
+                sees_whole_images=spec.sees_whole_images,
             ),
             backend=context.backend,
             owner=owner,

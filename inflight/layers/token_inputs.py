@@ -31,6 +31,7 @@ class TokenInputs(Loadable):
         super().__init__()
         self.num_layers = num_layers
         self.size = spec.size
+        self.padding_id = spec.padding_id
         self.scale = hidden_size**-0.5
         self.table_scale = float(torch.tensor(spec.size**0.5, dtype=context.dtype, device="cpu"))
         self.table = VocabParallelEmbedding(spec.vocab_size, num_layers * spec.size, context)
@@ -43,8 +44,11 @@ class TokenInputs(Loadable):
         yield from self.projection.weight_slots(prefix)
         yield from self.norm.weight_slots(f"{block}.per_layer_projection_norm")
 
-    def forward(self, input_ids: Tensor, embedded: Tensor) -> Tensor:
-        """input_ids [num_tokens], embedded [num_tokens, hidden_size] -> [num_tokens, num_layers, size], a new tensor."""
+    def forward(self, input_ids: Tensor, embedded: Tensor, image_rows: Tensor | None) -> Tensor:
+        """input_ids [num_tokens], embedded [num_tokens, hidden_size] -> [num_tokens, num_layers, size], a new tensor.
+        `image_rows`: int64 [n], which of the tokens belong to images."""
+        if image_rows is not None:
+            input_ids = input_ids.index_fill(0, image_rows, self.padding_id)
         projected = self.projection(embedded).mul_(self.scale).view(-1, self.size)
         of_table = self.table(input_ids).mul_(self.table_scale)
         both: Tensor = self.norm(projected).add_(of_table.view(-1, self.size))

@@ -99,7 +99,10 @@ class DecoderForCausalLM(CausalLM):
             delta, residual = step.intermediate.delta, step.intermediate.residual
         added = None if step.images is None else step.images.replace_in(residual)
         rows = step.rows if self.stage.is_last else None
-        token_inputs = None if self.token_inputs is None else self.token_inputs(step.input_ids, residual)
+        token_inputs: Tensor | None = None
+        if self.token_inputs is not None:
+            image_rows = None if step.images is None else step.images.rows
+            token_inputs = self.token_inputs(step.input_ids, residual, image_rows)
         shared = LayerStep(rotations, step.attn_metadata, token_inputs)
 
         def compute() -> tuple[Tensor, Tensor]:

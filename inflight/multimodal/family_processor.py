@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _FIXED = frozenset(
     """
     return_tensors device data_format input_data_format disable_grouping return_row_col_info image_seq_length patch_size
-    temporal_patch_size merge_size
+    temporal_patch_size merge_size pooling_kernel_size
     """.split()
 )
 _SIZES = ("size", "pixels", "edge", "crops", "patches", "tiles", "tokens")  # parts of names of options
@@ -54,7 +54,11 @@ class FamilyProcessor:
         token = getattr(self._processor.tokenizer, "image_token", None) or self._placeholder
         self._image_token_id = self._processor.tokenizer.convert_tokens_to_ids(token)
         self._known_options = self._find_options() - _FIXED
-        self._largest = {**_sizes_of(self._image_processor, self._known_options), **_largest_of(start.options)}
+        self._largest = {
+            **_largest_of(getattr(self._processor, "images_kwargs", {})),  # Gemma 3's limits of crops
+            **_sizes_of(self._image_processor, self._known_options),
+            **_largest_of(start.options),
+        }
         self._usual_shape: tuple[int, ...] | None = None  # of the pixels of a tile, without options
         self._usual_shape = self.process(_blank_image(), {}).inputs[0].pixels.shape
 
@@ -77,7 +81,7 @@ class FamilyProcessor:
                 f"the image has {pixels.nbytes} bytes of pixels when it is processed; at most {MAX_PIXEL_BYTES} are allowed: "
                 "send a smaller image, or options for a smaller size"
             )
-        pieces = self._pieces(np.asarray(pixels, dtype=np.float32), found.get("image_grid_thw"))
+        pieces = self._pieces(np.asarray(pixels, dtype=np.float32), found)
         if options:
             self._check_pieces(pieces)
         counts = _run_lengths(found["input_ids"][0], self._image_token_id)
@@ -147,11 +151,16 @@ class FamilyProcessor:
             )
             raise InvalidRequestError(f"the processor of this model refuses {what}: {error}", place) from error
 
-    def _pieces(self, pixels: Float32Array, grids: Any) -> list[tuple[Float32Array, Grid]]:
-        """Divides the pixels of an image into the inputs of the tower."""
-        if grids is not None:  # Qwen: one array of patches
-            frames, rows, columns = (int(number) for number in grids[0])
+    def _pieces(self, pixels: Float32Array, found: Any) -> list[tuple[Float32Array, Grid]]:  # Any: of transformers
+        """Divides the pixels of an image into the inputs of the tower. `found`: what the processor has returned."""
+        if "image_grid_thw" in found:  # Qwen: one array of patches
+            frames, rows, columns = (int(number) for number in found["image_grid_thw"][0])
             return [(pixels, (frames, rows, columns))]
+        if "image_position_ids" in found:  # Gemma 4: patches row by row, with their columns and rows, and then padding
+            places = np.asarray(found["image_position_ids"][0])
+            places = places[(places >= 0).all(axis=1)]
+            columns, rows = (int(number) + 1 for number in places.max(axis=0))
+            return [(np.ascontiguousarray(pixels[0, : len(places)]), (1, rows, columns))]
         tiles = pixels.reshape(-1, *pixels.shape[-3:])  # [num_tiles, 3, height, width]
         height, width = tiles.shape[-2:]
         grid = 1, height // self._patch_size, width // self._patch_size

@@ -47,16 +47,27 @@ class EncoderInputs:
     Args:
         max_tokens: of how many tokens the ranks keep the embeddings. An image has at most so many.
         is_whole: prompts are not divided, so all images of a prompt are encoded in its step, however long it takes.
+        keeps_images_whole: the tokens of an image see each other in both directions, so one step computes all of them. Of an
+            image whose first tokens are in cached blocks, it computes the others: the names of these blocks have the digest of
+            the whole image, and the keys and values were computed with all of it.
 
     Attributes:
         planned_seconds: how long the step that was planned last is expected to encode; infinite if that is not known.
     """
 
     def __init__(
-        self, vision: VisionSpec, max_tokens: int, gates: Gates, sharing: PromptSharing, *, is_whole: bool = False
+        self,
+        vision: VisionSpec,
+        max_tokens: int,
+        gates: Gates,
+        sharing: PromptSharing,
+        *,
+        is_whole: bool = False,
+        keeps_images_whole: bool = False,
     ) -> None:
         self._vision, self._max_tokens, self._gates, self._sharing = vision, max_tokens, gates, sharing
         self._is_whole = is_whole
+        self._keeps_images_whole = keeps_images_whole
         gates.gates.append(self._image_awaited)
         self._encodings: OrderedDict[bytes, _Encoding] = OrderedDict()  # the one that was used last is the last one
         self._num_tokens = 0
@@ -101,12 +112,18 @@ class EncoderInputs:
         """Whether the request of these parts may be held until an image is encoded."""
         return any(image.digest in self._awaited for image in _images_of(parts))
 
-    def fitting_tokens(self, parts: Sequence[RequestPart], start: int, count: int) -> int:
+    def fitting_tokens(self, parts: Sequence[RequestPart], start: int, count: int, most: int) -> int:
         """Returns how many of `count` prompt tokens, from position `start` on, the step may compute: those before the first
-        image that will not be encoded then. Plans slices of this image."""
+        image that will not be encoded then. Plans slices of this image. If images are kept whole, `count` does not end inside
+        an image, but before it, or if the image begins at `start` or earlier, behind it. At most `most` tokens are computed."""
         for image in _images_of(parts):
-            if image.start < start + count and image.stop > start and not self._encode(image):
-                return max(image.start - start, 0)
+            if image.start < start + count and image.stop > start:
+                num_before = max(image.start - start, 0)
+                if not self._encode(image):
+                    return num_before
+                if self._keeps_images_whole and image.stop > start + count:
+                    num_tokens = image.stop - start
+                    return num_before or (num_tokens if num_tokens <= most else 0)
         return count
 
     def _encode(self, image: ImageInput) -> bool:

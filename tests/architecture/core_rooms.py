@@ -44,9 +44,10 @@ EDGES = {
     ),
     "images": (
         *("config/vision.py", "models/vision/*", "interface/images.py", "scheduler/encoder_inputs.py"),
-        *("worker/parts/image*.py", "layers/mrope.py"),
+        *("worker/parts/image*.py", "layers/mrope.py", "attention/image_ends.py"),
         *("config/image_args.py", "engine/request/prepared_prompt.py"),
     ),
+    "attention without the C++ kernels": ("attention/torch_sdpa.py",),
     "file formats": (
         *("config/gguf_*.py", "config/safetensors_file.py", "config/stored_*.py", "config/weight_format.py"),
         *("config/separate_quantization.py", "model_loader/gguf_*.py", "model_loader/gptq.py"),

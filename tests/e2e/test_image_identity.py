@@ -6,33 +6,48 @@ sequences, and requests without images beside them.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from inflight import SamplingParams
 from inflight.config.engine_args import EngineArgs
-from inflight.config.vision import Grid, VisionSpec
+from inflight.config.gguf_config import read_model_config
+from inflight.config.parse_architecture import parse_architecture
+from inflight.config.vision import Gemma4VisionSpec, Grid, VisionSpec
+from inflight.config.whole_prompts import keeps_images_whole
 from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.errors import ConfigError
-from inflight.models.vision import division
-from tests.support.image_chats import Chat, make_chat, reference_inputs
-from tests.support.vision_models import VISION_CONFIGS, draw_image, load, reference_model, write_vision_model
+from inflight.interface.images import ImageInput, ImagesPart
+from tests.support.vision_models import (
+    VISION_CONFIGS,
+    draw_image,
+    load,
+    places_of_patches,
+    reference_model,
+    write_vision_model,
+)
 
 # name -> the family, which of its configurations, and the largest grid of its images
 FAMILIES: dict[str, tuple[str, int, Grid]] = {
     "smolvlm": ("smolvlm", 0, (1, 6, 6)),
     "qwen3_vl": ("qwen3_vl", 0, (1, 6, 4)),
     "qwen3_vl without deepstack": ("qwen3_vl", 1, (1, 3, 2)),
-    "qwen3_vl_moe": ("qwen3_vl_moe", 0, (1, 6, 4)),
     "qwen2_5_vl": ("qwen2_5_vl", 0, (1, 4, 8)),
     "qwen3_5": ("qwen3_5", 0, (1, 6, 4)),
+    "gemma3": ("gemma3", 0, (1, 9, 9)),
+    "gemma4": ("gemma4", 0, (1, 6, 6)),
 }
 # for less than the requests of one step, but more than the longest one. The states of recurrent layers need more.
-CACHE_BYTES = {"qwen3_5": 300_000}
+CACHE_BYTES = {"qwen3_5": 300_000, "gemma4": 90_000}
+SEEDS = {"gemma3": 2}  # of weights with which one pixel gives other tokens
 MAX_TOKENS = 10
+_CONTRAST = 4.0  # so that another image gives other tokens
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"enable_prefix_caching": False},
     "prefix cache": {},
@@ -42,10 +57,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
     "preemption": {"kv_cache_memory_bytes": 48_000, "max_model_len": 64, "block_size": 4},
     "two tensor-parallel ranks": {"tensor_parallel_size": 2},
-    "two ranks divide an image": {"tensor_parallel_size": 2, "distributed_executor_backend": "uni"},
     "two stages": {"pipeline_parallel_size": 2},
     "limited time": {"target_inter_token_latency": 1.0},
 }
+# for families whose images are computed in one step: they have 9 tokens, and 4 other sequences have a token each
+WITH_WHOLE_IMAGES = {"an image takes many steps": {"max_num_batched_tokens": 13, "block_size": 4}}
+
+
+class Chat(NamedTuple):
+    tokens: list[int]
+    images: list[ImageInput]
 
 
 class Model(NamedTuple):
@@ -54,12 +75,54 @@ class Model(NamedTuple):
     chats: list[Chat]
     expected: list[list[int]]
     cache_bytes: int | None
+    keeps_images_whole: bool
+
+
+def make_chat(pieces: list[int | tuple[int, Grid]], spec: VisionSpec) -> Chat:
+    """`pieces`: tokens of text, and images as their seed and grid."""
+    tokens: list[int] = []
+    images = []
+    for piece in pieces:
+        if isinstance(piece, int):
+            tokens.append(piece)
+            continue
+        seed, grid = piece
+        pixels = _CONTRAST * draw_image(spec, grid, abs(seed)).numpy()
+        if seed < 0:  # one pixel differs from the image of the positive number
+            pixels.reshape(-1)[0] *= -40
+        digest = hashlib.sha256(pixels.tobytes() + bytes(grid)).digest()
+        count = spec.num_tokens(grid)
+        images.append(ImageInput(start=len(tokens), num_tokens=count, digest=digest, pixels=pixels, grid=grid))
+        tokens += [spec.image_token_id] * count
+    return Chat(tokens, images)
 
 
 def reference_tokens(model: Any, chat: Chat) -> list[int]:  # Any: each family has a class of its own
+    given: dict[str, Tensor] = {}
+    if chat.images:
+        pixels = [torch.from_numpy(image.pixels) for image in chat.images]
+        types = torch.tensor([chat.tokens]).eq(model.config.image_token_id).int()
+        if model.config.model_type == "gemma3":
+            given = {"pixel_values": torch.stack(pixels), "token_type_ids": types}
+        elif model.config.model_type == "gemma4":
+            places = [places_of_patches(image.grid) for image in chat.images]
+            given = {
+                "pixel_values": pad_sequence(pixels, batch_first=True),
+                "image_position_ids": pad_sequence(places, batch_first=True, padding_value=-1),
+                "mm_token_type_ids": types,
+            }
+        elif pixels[0].dim() == 3:
+            given = {"pixel_values": torch.stack(pixels)[None]}
+        else:
+            given = {
+                "pixel_values": torch.cat(pixels),
+                "image_grid_thw": torch.tensor([image.grid for image in chat.images]),
+                "mm_token_type_ids": types,
+            }
     with torch.inference_mode():
         found = model.generate(
-            **reference_inputs(model, chat.tokens, chat.images),
+            torch.tensor([chat.tokens]),
+            **given,
             max_new_tokens=MAX_TOKENS,
             do_sample=False,
             eos_token_id=None,
@@ -72,7 +135,9 @@ def reference_tokens(model: Any, chat: Chat) -> list[int]:  # Any: each family h
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     family, number, grid = FAMILIES[request.param]
-    folder = write_vision_model(VISION_CONFIGS[family][number], tmp_path_factory.mktemp("model") / "m", seed=1)
+    folder = write_vision_model(
+        VISION_CONFIGS[family][number], tmp_path_factory.mktemp("model") / "m", seed=SEEDS.get(family, 1)
+    )
     tower = load(folder).tower
     assert tower is not None
     size = tower.spec.merge_size
@@ -86,11 +151,13 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         [5, 6, 7, 8, 9],
         [(2, small), 4, (2, grid), 5],
         [5, 6, 7, (1, grid), 8, 9],
+        [5, 6, 7, (1, grid)],
     ]
     chats = [make_chat(each, tower.spec) for each in pieces]
     truth = reference_model(folder)
     expected = [reference_tokens(truth, chat) for chat in chats]
-    return Model(folder, tower.spec, chats, expected, CACHE_BYTES.get(family))
+    is_whole = keeps_images_whole(parse_architecture(read_model_config(folder)))
+    return Model(folder, tower.spec, chats, expected, CACHE_BYTES.get(family), is_whole)
 
 
 def answers(model: Model, n: int = 1, **settings: Any) -> list[list[list[int]]]:
@@ -103,7 +170,8 @@ def answers(model: Model, n: int = 1, **settings: Any) -> list[list[list[int]]]:
     found: dict[str, list[list[int]]] = {}
     try:
         for number, chat in enumerate(model.chats):
-            parts = (chat.part(model.spec),) if chat.images else ()
+            part = ImagesPart(images=tuple(chat.images), position_merge=model.spec.position_merge)
+            parts = (part,) if chat.images else ()
             engine.add_request(str(number), {"prompt_token_ids": chat.tokens}, params, parts=parts)
         while engine.has_unfinished_requests():
             for output in engine.step():
@@ -118,14 +186,17 @@ def answers(model: Model, n: int = 1, **settings: Any) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_tokens_are_those_of_transformers(model: Model, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name in ("an image takes many steps", "two ranks divide an image"):
+    if name == "an image takes many steps":
         monkeypatch.setattr(VisionSpec, "patches_of_slice", 8)
-        monkeypatch.setattr(division, "FEWEST_PATCHES", 4)
+        monkeypatch.setattr(Gemma4VisionSpec, "most_tokens", 9)
     if model.spec.num_deepstack > 1 and name == "two stages":  # the model has two layers
         with pytest.raises(ConfigError, match="pipeline_layer_partition"):
             answers(model, **SETTINGS[name])
         return
-    assert answers(model, **SETTINGS[name]) == [[tokens] for tokens in model.expected]
+    settings = SETTINGS[name]
+    if model.keeps_images_whole:
+        settings = WITH_WHOLE_IMAGES.get(name, settings)
+    assert answers(model, **settings) == [[tokens] for tokens in model.expected]
 
 
 def test_the_sequences_of_a_request_share_its_images(model: Model) -> None:

@@ -48,8 +48,9 @@ def configs() -> dict[str, PreTrainedConfig]:
         **{name: VISION_CONFIGS[name][0] for name in ("smolvlm", "qwen3_vl", "qwen2_5_vl")},
         "gemma4": Gemma4Config(
             text_config={**gemma4, "pad_token_id": 0},
-            vision_config={**_SMALL, "num_hidden_layers": 1},
+            vision_config={**_SMALL, "num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 16},
             audio_config=None,
+            image_token_id=3,
         ),
     }
 

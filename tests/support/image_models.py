@@ -38,6 +38,14 @@ _QWEN_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_
 _TILE_TOKENS = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 _IDEFICS_TOKENS = ["<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", *_TILE_TOKENS]
 _GEMMA_NAMES = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+_GEMMA4_NAMES = {
+    "boi_token": "<|image>",
+    "eoi_token": "<image|>",
+    "image_token": "<|image|>",
+    "boa_token": "<|audio>",
+    "eoa_token": "<audio|>",
+    "audio_token": "<|audio|>",
+}
 
 FAMILIES = {
     "qwen2_5_vl": ImageFamily(
@@ -122,6 +130,22 @@ FAMILIES = {
         processor_config={"image_seq_length": 256, "processor_class": "Gemma3Processor"},
         tokenizer_config={"extra_special_tokens": _GEMMA_NAMES},
     ),
+    "gemma4": ImageFamily(
+        placeholder="<|image|>",
+        image_token="<|image|>",
+        special_tokens=[*_GEMMA4_NAMES.values(), "<pad>"],
+        processor=("transformers.models.gemma4.processing_gemma4", "Gemma4Processor"),
+        image_processor={
+            "image_processor_type": "Gemma4ImageProcessor",
+            "processor_class": "Gemma4Processor",
+            "patch_size": 16,
+            "max_soft_tokens": 280,
+            "pooling_kernel_size": 3,
+        },
+        config={"model_type": "gemma4", "vision_config": {"patch_size": 16}},
+        processor_config={"image_seq_length": 280, "processor_class": "Gemma4Processor"},
+        tokenizer_config={"extra_special_tokens": _GEMMA4_NAMES, "pad_token": "<pad>"},
+    ),
 }
 
 
@@ -170,6 +194,8 @@ def processor_of_transformers(folder: Path, family: ImageFamily) -> Any:  # Any:
     image_processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     more = {name: value for name, value in family.processor_config.items() if name.startswith("image_seq")}
+    if "feature_extractor" in base.get_attributes():  # for sounds
+        return WithoutVideos(None, image_processor, tokenizer, None, **more)
     if "video_processor" in base.get_attributes():
         return WithoutVideos(image_processor, tokenizer, None, **more)
     return WithoutVideos(image_processor, tokenizer, **more)

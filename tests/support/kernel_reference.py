@@ -28,6 +28,7 @@ def paged_attention(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     is_causal: bool = True,
+    ends: Tensor | None = None,
 ) -> Tensor:
     """Computes attention for the last tokens of each row (sequence) over the row's blocks. The blocks already hold all
     keys and values of the row, also those of the last tokens.
@@ -43,6 +44,8 @@ def paged_attention(
         sinks: `[num_heads]`, for each head one more logit in the denominator of the softmax.
         is_causal: if it is not set, the query also sees the keys behind it, up to `seq_lens[i] - 1`; with a window, those below
             `p + sliding_window`.
+        ends: `[num_tokens]`, if given: each query sees the keys before this position, whatever `is_causal` is; with a window,
+            those above `p - sliding_window`.
     """
     block_size, num_kv_heads = key_cache.shape[1:3]
     per_head = query.shape[1] // num_kv_heads
@@ -63,6 +66,8 @@ def paged_attention(
             visible = seen <= position if is_causal else (seen >= 0).expand(len(position), -1)  # [tokens, keys]
             if sliding_window is not None:
                 visible = visible & (seen > position - sliding_window) & (seen < position + sliding_window)
+            if ends is not None:
+                visible = (seen < ends[tokens, None]) & (seen > position - (sliding_window or seq_len))
             used = visible.any(dim=0)
             heads = query[tokens].view(-1, num_kv_heads, per_head, query.shape[2])
             scores = torch.einsum("qhgd,khd->hgqk", heads, keys[used]) * scale

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import (
     AutoModelForImageTextToText,
     Gemma3Config,
+    Gemma4Config,
     Idefics3Config,
     PreTrainedConfig,
     PreTrainedModel,
@@ -99,6 +100,25 @@ def _qwen2_5_vl(**tower: Any) -> PreTrainedConfig:
     )
 
 
+def _gemma4(text: int, *, bidirectional: str | None = None, **tower: Any) -> PreTrainedConfig:
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "patch_size": 4}
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16}
+    fields = FAMILY_CONFIGS["gemma4"][text].to_dict()
+    return Gemma4Config(
+        text_config={
+            **fields,
+            "pad_token_id": 0,
+            "use_bidirectional_attention": bidirectional,
+            "sliding_window": 5,  # less than an image
+        },
+        vision_config={**sizes, **heads, "pooling_kernel_size": 2, "position_embedding_size": 40, **tower},
+        audio_config=None,
+        image_token_id=IMAGE_TOKEN,
+        video_token_id=IMAGE_TOKEN - 1,
+        audio_token_id=IMAGE_TOKEN - 2,
+    )
+
+
 # The first of each family is the plain one.
 VISION_CONFIGS: dict[str, list[PreTrainedConfig]] = {
     "smolvlm": [
@@ -123,7 +143,12 @@ VISION_CONFIGS: dict[str, list[PreTrainedConfig]] = {
     ],
     "gemma3": [
         Gemma3Config(
-            text_config=FAMILY_CONFIGS["gemma3"][0].to_dict(),
+            text_config={
+                **FAMILY_CONFIGS["gemma3"][0].to_dict(),
+                "sliding_window": 5,  # less than an image
+                "tie_word_embeddings": False,  # otherwise the model repeats the last token, whatever the image is
+            },
+            tie_word_embeddings=False,
             vision_config={**_SIGLIP, "vision_use_head": False, "image_size": 36},
             mm_tokens_per_image=9,
             image_token_index=IMAGE_TOKEN,
@@ -134,6 +159,11 @@ VISION_CONFIGS: dict[str, list[PreTrainedConfig]] = {
             mm_tokens_per_image=25,
             image_token_index=IMAGE_TOKEN,
         ),
+    ],
+    "gemma4": [
+        _gemma4(1, bidirectional="vision"),
+        _gemma4(0, use_clipped_linears=True, standardize=True, head_dim=24, pooling_kernel_size=3),
+        _gemma4(3, bidirectional="vision", use_clipped_linears=True, hidden_activation="gelu", rms_norm_eps=1e-3),
     ],
     "idefics3": [_idefics3(Idefics3Config, scale_factor=2, hidden_size=64, num_attention_heads=4)],
 }
@@ -149,6 +179,12 @@ def write_vision_model(config: PreTrainedConfig, folder: Path, seed: int) -> Pat
         is_scale = parameter.dim() == 1 and name.endswith("weight")
         is_offset = isinstance(config, Gemma3Config) and "post_layernorm" not in name and "layer_norm" not in name
         parameter.data.copy_(1.0 + values if is_scale and not is_offset else values)
+    for name, buffer in model.named_buffers():  # of Gemma 4's tower
+        value = torch.randn(buffer.shape, generator=generator) * _STANDARD_DEVIATION
+        if name.endswith(("std_bias", "std_scale")):
+            buffer.copy_(1.0 + value)
+        elif name.endswith(("put_min", "put_max")):  # what is beyond them is a part of the numbers, but not most
+            buffer.copy_((value + 1.2) * (-1 if name.endswith("min") else 1))
     model.save_pretrained(folder)
     return folder
 
@@ -201,12 +237,21 @@ def reference_features(model: Any, pixels: Tensor, grid: Grid) -> Tensor:
     if model.config.model_type == "gemma3":
         projected: Tensor = model.get_image_features(pixel_values=pixels[None]).pooler_output[0]
         return projected
+    if model.config.model_type == "gemma4":
+        places = places_of_patches(grid)[None]
+        (features,) = model.get_image_features(pixel_values=pixels[None], image_position_ids=places).pooler_output
+        return torch.as_tensor(features)
     if model.config.model_type in ("smolvlm", "idefics3"):
         found: Tensor = model.get_image_features(pixel_values=pixels[None, None]).pooler_output[0]
         return found
     output = model.get_image_features(pixel_values=pixels, image_grid_thw=torch.tensor([grid]))
     features = [each[0] for each in getattr(output, "deepstack_features", None) or []]
     return torch.cat([output.pooler_output[0], *features], dim=1)
+
+
+def places_of_patches(grid: Grid) -> Tensor:
+    """The column and the row of each patch, as Gemma 4's processor returns them: int64 [num_patches, 2]."""
+    return torch.cartesian_prod(torch.arange(grid[1]), torch.arange(grid[2])).flip(1)
 
 
 def draw_image(spec: VisionSpec, grid: Grid, seed: int) -> Tensor:

@@ -20,6 +20,7 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
         fields.attention(head_dim=256, has_rope=False, reads_bias=True),
         scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
         qk_norm=HEAD,
+        sees_whole_images=is_causal,
     )
     mlp = fields.mlp(name="hidden_activation", default="gelu_pytorch_tanh")
     ropes = fields.ropes(attention.head_dim, theta=1e6, local_theta=1e4, local_name="rope_local_base_freq")

@@ -111,6 +111,8 @@ def _read_attention(fields: FamilyFields, index: int, has_window: bool) -> Atten
         qk_norm=HEAD,
         has_value_norm=True,
         values_are_keys=is_equal,
+        # "vision" in the larger models; in the smaller ones the field is null, and tokens of images are like all others
+        sees_whole_images=has_window and fields.has("use_bidirectional_attention"),
     )
 
 
@@ -130,7 +132,10 @@ def _read_token_inputs(fields: FamilyFields, activation: str) -> TokenInputsSpec
         raise fields.refusal(
             f"vocab_size_per_layer_input={vocab_size} is less than vocab_size={fields.integer('vocab_size')}"
         )
-    return TokenInputsSpec(vocab_size=vocab_size, size=size, activation=activation)
+    padding_id = fields.integer("pad_token_id", 0, least=0)
+    if padding_id >= vocab_size:
+        raise fields.refusal(f"pad_token_id={padding_id} is not less than vocab_size_per_layer_input={vocab_size}")
+    return TokenInputsSpec(vocab_size=vocab_size, size=size, activation=activation, padding_id=padding_id)
 
 
 def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
@@ -218,7 +223,6 @@ FAMILY = Family(
         "per_layer_model_proj": "model.per_layer_model_projection",
         "per_layer_proj_norm": "model.per_layer_projection_norm",
     },
-    wrapper=("Gemma4ForConditionalGeneration", "gemma4"),
     unread=("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio."),
     parse=_parse,
     reads=("final_logit_softcapping", "use_bidirectional_attention", "num_experts"),

@@ -21,14 +21,14 @@ class VisionFamily:
 
     `texts` are the families of the part for text. If config.json has no text_config, the fields of the first of them are at its
     top level. `tower` is the kind of the tower; `read_tower` makes its specification from the whole config.json, for the given
-    decoder. `unread` and `renames`: see `ModelArchitecture`.
+    decoder, or returns None if this model has no tower. `unread` and `renames`: see `ModelArchitecture`.
     """
 
     architecture: str
     model_type: str
     texts: tuple[Family, ...]
     tower: type[VisionSpec]
-    read_tower: Callable[[JsonFields, ModelArchitecture], VisionSpec]
+    read_tower: Callable[[JsonFields, ModelArchitecture], VisionSpec | None]
     unread: tuple[str, ...] = ()
     renames: tuple[tuple[str, str], ...] = ()
 
@@ -46,9 +46,10 @@ class VisionFamily:
         model = replace(
             model, name=self.architecture, unread=(*unread, *self.unread), renames=(*model.renames, *self.renames)
         )
-        if language_model_only or whole.is_null("vision_config"):
+        is_for_text = language_model_only or whole.is_null("vision_config")
+        vision = None if is_for_text else self.read_tower(whole, model)
+        if vision is None:
             return replace(model, unread=(*model.unread, *self.tower.prefixes))
-        vision = self.read_tower(whole, model)
         if vision.image_token_id >= model.vocab_size:
             raise whole.refusal(
                 f"the placeholder of images is the token {vision.image_token_id}, but vocab_size={model.vocab_size}"
@@ -77,12 +78,12 @@ def text_part(whole: FamilyFields, families: tuple[Family, ...], architecture: s
     return family, FamilyFields({**text.values, **outside}, text.where)
 
 
-def tower_activation(tower: JsonFields, default: str) -> str:
-    """The field hidden_act of a tower."""
-    name = tower.text("hidden_act", default)
-    if name not in _ACTIVATIONS:
-        raise tower.refusal(f"hidden_act={name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
+def tower_activation(tower: JsonFields, default: str, *, name: str = "hidden_act") -> str:
+    """The activation of a tower, which is the field `name`."""
+    found = tower.text(name, default)
+    if found not in _ACTIVATIONS:
+        raise tower.refusal(f"{name}={found!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[found]
 
 
 def check_heads(tower: JsonFields, hidden_size: int, num_heads: int, multiple: int) -> None:

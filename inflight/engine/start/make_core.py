@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from inflight.config.engine import EngineConfig
 from inflight.config.vision import max_image_tokens
+from inflight.config.whole_prompts import keeps_images_whole
 from inflight.engine.core.engine_core import EngineCore
 from inflight.engine.core.rank_calls import RankCalls
 from inflight.engine.core.step_loop import CoreListener
@@ -69,6 +70,13 @@ def make_core(
         max_tokens = max_image_tokens(config.model.max_model_len)
         is_whole = not scheduler_config.enable_chunked_prefill
         gates, sharing = scheduler.gates, scheduler.sharing
-        scheduler.encoder = EncoderInputs(vision, max_tokens, gates, sharing, is_whole=is_whole)
+        scheduler.encoder = EncoderInputs(
+            vision,
+            max_tokens,
+            gates,
+            sharing,
+            is_whole=is_whole,
+            keeps_images_whole=keeps_images_whole(config.model.architecture),
+        )
     config = replace(config, scheduler=scheduler_config)
     return EngineCore(config, executor, scheduler, kv_cache, kv_cache_config, grammars, listener)

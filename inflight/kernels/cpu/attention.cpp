@@ -73,9 +73,11 @@ struct Attention {
         return step.sliding_window == 0 ? 0 : std::max(0, position(row, query_row) - step.sliding_window + 1);
     }
 
-    // The position behind the last key that the query row sees.
+    // The position behind the last key that the query row sees. It is not less than that of the query row before.
     int end_key(int row, int query_row) const {
         const int behind = position(row, query_row) + 1, end = step.seq_lens[row];
+        if (params.sees_whole_images && step.ends != nullptr)
+            return step.ends[step.query_start_loc[row] + query_row / per_head()];
         if (params.is_causal) return behind;
         return step.sliding_window == 0 ? end : std::min(end, behind + step.sliding_window - 1);
     }

@@ -22,6 +22,7 @@ class AttentionStep(ctypes.Structure):
         (c_void_p, "query_start_loc seq_lens num_computed_tokens block_table"),
         (c_int64, "state_bytes"),
         (c_int32, "num_states"),
+        (c_void_p, "ends"),
     )
 
 
@@ -36,7 +37,7 @@ class HeadLayout(ctypes.Structure):
 class AttentionParams(ctypes.Structure):
     """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
 
-    _fields_ = _fields((c_float, "scale soft_cap"), (c_void_p, "sinks"), (c_int32, "is_causal"))
+    _fields_ = _fields((c_float, "scale soft_cap"), (c_void_p, "sinks"), (c_int32, "is_causal sees_whole_images"))
 
 
 class LinearWeight(ctypes.Structure):

@@ -19,6 +19,9 @@ struct AttentionStep {  // the rows of a step, as in attention/metadata.py
     const int32_t* block_table;
     int64_t state_bytes;           // of one state of a recurrent layer
     int32_t num_states;            // states in a block; the one after the token at position p is number p % num_states
+    // For each token of the step the position behind the last key that it sees in layers with `sees_whole_images`: at least its
+    // own position + 1, at most the length of its row, and not less than that of the token before it. null: its own position + 1.
+    const int32_t* ends;
 
     // Where the state after the tokens [0, num_tokens) of a row is, in bytes from the layer's first block.
     int64_t state_offset(int64_t row, int64_t num_tokens, int64_t block_stride) const {
@@ -50,6 +53,7 @@ struct AttentionParams {  // what a layer's attention computes besides the produ
     float soft_cap;                // c: a score x becomes c * tanh(x / c); 0: it stays x
     const float* sinks;            // for each query head, one more logit in the denominator of the softmax; null: there is none
     int32_t is_causal;             // if 0, a query also sees the keys behind its own: with a window, those less than it away
+    int32_t sees_whole_images;     // if not 0, `AttentionStep::ends` says how far a query sees
 };
 
 struct LinearWeight {  // [out_features, in_features]; linear.h describes the layout of `packed`

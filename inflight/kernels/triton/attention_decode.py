@@ -158,7 +158,7 @@ def attention_decode_kernel(
     start = first_tile + split * tiles_a_split * BLOCK_N
     acc, largest, total = softmax_start(BLOCK_M, BLOCK_D)
     acc, largest, total = attend_keys(
-        acc, largest, total, q, tl.full([BLOCK_M], 0, tl.int32) + (seq_len - 1),
+        acc, largest, total, q, tl.full([BLOCK_M], 0, tl.int32) + (seq_len - 1), tl.full([BLOCK_M], 0, tl.int32) + seq_len,
         start, tl.minimum(start + tiles_a_split * BLOCK_N, seq_len), first_key, seq_len,
         keys, keys + num_kv_heads * BLOCK_SIZE * HEAD_DIM, block_table + slot.to(tl.int64) * table_stride,
         block_stride, scale, WINDOW, SOFT_CAP, True, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, True,

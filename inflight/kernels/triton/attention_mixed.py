@@ -21,7 +21,30 @@ ROWS_AT_ONCE = 256  # each program searches for the row of its tile, and compare
 LEAST_SHARED_BYTES = 99 << 10  # shared memory per program on sm_86 and sm_89, the supported GPUs that have the least
 
 
-@triton.jit(do_not_specialize=["num_rows", "block_table", "slots", "seq_lens", "query_start_loc"])
+@triton.jit
+def row_of_tile(query_start_loc, num_rows, tile, ROWS: tl.constexpr, BLOCK_Q: tl.constexpr):
+    """The row to which a tile belongs. Compares ROWS rows at once."""
+    row = -1
+    for first_row in range(0, num_rows, ROWS):
+        r = first_row + tl.arange(0, ROWS)
+        starts = tl.load(query_start_loc + r, mask=r < num_rows, other=0)
+        row += tl.sum(((r < num_rows) & (starts // BLOCK_Q + r <= tile)).to(tl.int32), 0)
+    return row
+
+
+@triton.jit
+def load_ends(ends, token, num_queries, first_query, BLOCK_Q: tl.constexpr):
+    """Returns the ends of the queries `token`, and the smallest and the largest of the tile: they do not fall from one query
+    to the next. `ends`: pointer to that of the row's first query."""
+    last_query = tl.minimum(first_query + BLOCK_Q, num_queries) - 1
+    return (
+        tl.load(ends + token, mask=token < num_queries, other=0),
+        tl.load(ends + first_query),
+        tl.load(ends + last_query),
+    )
+
+
+@triton.jit(do_not_specialize=["num_rows", "block_table", "slots", "seq_lens", "query_start_loc", "image_ends"])
 def attention_mixed_kernel(
     query,  # [num_tokens, num_heads, HEAD_DIM]
     cache,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM], blocks `block_stride` elements apart
@@ -31,6 +54,7 @@ def attention_mixed_kernel(
     seq_lens,  # int32 [num_rows]
     query_start_loc,  # int32 [num_rows + 1]
     sinks,  # float32 [num_heads], if HAS_SINKS
+    image_ends,  # int32 [num_tokens], if HAS_ENDS: each query sees the keys before this position
     num_rows,
     block_stride,
     table_stride,
@@ -43,27 +67,22 @@ def attention_mixed_kernel(
     SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
+    HAS_ENDS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    # Tiles and heads share axis 0, because the size of the other axes is limited to 65,535. A row's last tiles have the most
-    # keys, so they start first.
+    # Axis 0 has tiles and heads: other axes have at most 65,535. A row's last tiles have the most keys, so they start first.
     head = tl.program_id(0) % NUM_KV_HEADS
     tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // NUM_KV_HEADS
-    row = -1
-    for first_row in range(0, num_rows, ROWS):
-        r = first_row + tl.arange(0, ROWS)
-        starts = tl.load(query_start_loc + r, mask=r < num_rows, other=0)
-        row += tl.sum(((r < num_rows) & (starts // BLOCK_Q + r <= tile)).to(tl.int32), 0)
+    row = row_of_tile(query_start_loc, num_rows, tile, ROWS, BLOCK_Q)
     row_start = tl.load(query_start_loc + row)
     num_queries = tl.load(query_start_loc + row + 1) - row_start
     first_query = (tile - row_start // BLOCK_Q - row) * BLOCK_Q  # the index, in the row, of the tile's first query
     if first_query >= num_queries:
         return
-
     seq_len = tl.load(seq_lens + row)
     num_computed = seq_len - num_queries
     first_position = num_computed + first_query
@@ -83,6 +102,10 @@ def attention_mixed_kernel(
     end_key = keys_end(last_position, seq_len, WINDOW, IS_CAUSAL)
     unmasked_from = 0
     unmasked_to = keys_end(first_position, seq_len, WINDOW, IS_CAUSAL) // BLOCK_N * BLOCK_N
+    ends = positions + 1
+    if HAS_ENDS:
+        ends, first_end, end_key = load_ends(image_ends + row_start, token, num_queries, first_query, BLOCK_Q)
+        unmasked_to = first_end // BLOCK_N * BLOCK_N
     if WINDOW > 0:
         first_key = tl.maximum(first_position - WINDOW + 1, 0)
         first_tile = first_key // BLOCK_N * BLOCK_N
@@ -96,7 +119,7 @@ def attention_mixed_kernel(
         start = first_tile if phase == 0 else unmasked_from if phase == 1 else unmasked_to
         end = tl.minimum(unmasked_from, end_key) if phase == 0 else unmasked_to if phase == 1 else end_key
         acc, largest, total = attend_keys(
-            acc, largest, total, q, positions, start, end, first_key, end_key, keys, values, block_ids, block_stride,
+            acc, largest, total, q, positions, ends, start, end, first_key, end_key, keys, values, block_ids, block_stride,
             scale, WINDOW, SOFT_CAP, IS_CAUSAL, BLOCK_SIZE, HEAD_DIM, BLOCK_D, BLOCK_N, phase != 1,
         )  # fmt: skip
     total = tl.where(total == 0.0, 1.0, total)  # queries that are padding may have seen no key
@@ -140,14 +163,16 @@ def attention_mixed(
     soft_cap: float | None,
     sinks: Tensor | None,
     is_causal: bool = True,
+    image_ends: Tensor | None = None,
     max_shared_bytes: int = LEAST_SHARED_BYTES,
 ) -> Tensor:
     """Computes the attention of the last tokens of each row. Their keys and values are already in the cache. Returns a tensor
     in the shape of `query`.
 
     query [num_tokens, num_heads, head_dim], contiguous. query_start_loc int32 [num_rows + 1]. If a token belongs to no row, its
-    output is not set. `is_causal`: see `AttentionParams`. `max_shared_bytes`: see `tile_of`. For the other arguments see
-    `attention_decode`.
+    output is not set. `is_causal`: see `AttentionParams`. `image_ends` int32 [num_tokens]: each query sees the keys before this
+    position, which does not fall from one query of a row to the next; None: a query sees nothing behind itself, if `is_causal`
+    is set. `max_shared_bytes`: see `tile_of`. For the other arguments see `attention_decode`.
     """
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]
@@ -168,6 +193,7 @@ def attention_mixed(
         seq_lens,
         query_start_loc,
         query if sinks is None else sinks,
+        seq_lens if image_ends is None else image_ends,
         num_rows,
         kv_cache.stride(0),
         block_table.stride(0),
@@ -176,6 +202,7 @@ def attention_mixed(
         SOFT_CAP=soft_cap or 0.0,
         HAS_SINKS=sinks is not None,
         IS_CAUSAL=is_causal,
+        HAS_ENDS=image_ends is not None,
         **constants,
         num_warps=num_warps,
         num_stages=num_stages,

@@ -57,17 +57,17 @@ def keys_end(position, seq_len, WINDOW: tl.constexpr, IS_CAUSAL: tl.constexpr):
 
 @triton.jit
 def attend_keys(
-    acc, largest, total, query, positions, first_tile, end_tile, first_key, end_key, keys, values, block_ids, block_stride,
-    scale, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, IS_CAUSAL: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    acc, largest, total, query, positions, ends, first_tile, end_tile, first_key, end_key, keys, values, block_ids,
+    block_stride, scale, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, IS_CAUSAL: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Continues the softmax over the keys at `[first_tile, end_tile)`, BLOCK_N keys at a time.
 
-    query [BLOCK_M, BLOCK_D] at `positions` [BLOCK_M]. If MASKED, each query sees the keys that its position, IS_CAUSAL and
-    WINDOW (0: no window) allow, and only keys in `[first_key, end_key)` are read. If not MASKED, every query sees all keys, and
-    `first_tile` and `end_tile` are multiples of BLOCK_N. `keys`, `values`: pointers to the key head in block 0. `block_ids`:
-    pointer to the sequence's line of the block table. `scale`: the factor of the scores, above 0. SOFT_CAP: 0 if scores are not
-    capped.
+    query [BLOCK_M, BLOCK_D] at `positions` [BLOCK_M]. If MASKED, each query sees the keys that its position and WINDOW (0: no
+    window) allow, if IS_CAUSAL those before its `ends` [BLOCK_M], and only keys in `[first_key, end_key)` are read. If not
+    MASKED, every query sees all keys, and `first_tile` and `end_tile` are multiples of BLOCK_N. `keys`, `values`: pointers to
+    the key head in block 0. `block_ids`: pointer to the sequence's line of the block table. `scale`: the factor of the scores,
+    above 0. SOFT_CAP: 0 if scores are not capped.
     """
     d = tl.arange(0, BLOCK_D)
     to_base_2 = (SOFT_CAP if SOFT_CAP > 0 else scale) * LOG2_E
@@ -95,7 +95,7 @@ def attend_keys(
         if MASKED:
             visible = keep[None, :]
             if IS_CAUSAL:
-                visible = visible & (n[None, :] <= positions[:, None])
+                visible = visible & (n[None, :] < ends[:, None])
             elif WINDOW > 0:
                 visible = visible & (n[None, :] < positions[:, None] + WINDOW)
             if WINDOW > 0:

@@ -1,5 +1,6 @@
 """`VisionBlock`: a layer of a vision tower. Patches of one segment (a frame, or a window of it) see each other."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -95,7 +96,21 @@ class Heads(NamedTuple):
     value: Tensor
 
 
-class VisionBlock(Loadable):
+class TowerBlock(Loadable, ABC):
+    """A layer: attention, and then what follows it, which can be computed for some of the patches at a time."""
+
+    @abstractmethod
+    def begin(self, delta: Tensor | None, residual: Tensor, rotation: Rotation | None) -> Heads:
+        """`delta` is the output of the layer before, not yet added to `residual`, which is changed in place. Both are
+        [num_patches, hidden_size]. Returns queries, keys and values."""
+
+    @abstractmethod
+    def forward(self, heads: Heads, residual: Tensor, segments: Sequence[int], first: int, last: int) -> Tensor:
+        """Returns this layer's delta of the patches [first, last), and changes their rows of `residual`. `segments`: see
+        `attend`."""
+
+
+class VisionBlock(TowerBlock):
     """Attention and MLP. Before each of them there is a norm: a LayerNorm, or with a gated MLP an RMSNorm."""
 
     def __init__(
@@ -134,8 +149,6 @@ class VisionBlock(Loadable):
         yield from self.mlp.weight_slots(f"{prefix}.mlp")
 
     def begin(self, delta: Tensor | None, residual: Tensor, rotation: Rotation | None) -> Heads:
-        """`delta` is the output of the layer before, not yet added to `residual`, which is changed in place. Both are
-        [num_patches, hidden_size]. Returns queries, keys and values."""
         norm = self.before_attention
         hidden = norm(residual) if delta is None else norm.add_and_norm(delta, residual)
         heads = self.qkv(hidden).view(len(hidden), 3 * self.num_heads, self.head_dim)
@@ -146,35 +159,35 @@ class VisionBlock(Loadable):
         return Heads(query_key[:, : self.num_heads], query_key[:, self.num_heads :], value)
 
     def forward(self, heads: Heads, residual: Tensor, segments: Sequence[int], first: int, last: int) -> Tensor:
-        """Returns this layer's delta of the patches [first, last), and changes their rows of `residual`."""
         attended = attend(heads, segments, first, last)
         out: Tensor = self.mlp(self.before_mlp.add_and_norm(self.output(attended), residual[first:last]))
         return out
 
 
-def attend(heads: Heads, segments: Sequence[int], first: int, last: int) -> Tensor:
+def attend(heads: Heads, segments: Sequence[int], first: int, last: int, *, scale: float | None = None) -> Tensor:
     """Attention of the patches [first, last) to all patches of their segments, in both directions: [last - first, num_heads *
-    head_dim]. `segments` are the numbers of patches of the segments, in the order of the patches."""
+    head_dim]. `segments` are the numbers of patches of the segments, in the order of the patches. `scale` multiplies the
+    scores; None: it is 1 / sqrt(head_dim)."""
     parts = []
     begin = 0
     for length, group in groupby(segments):
         end = begin + length * len(list(group))
         low, high = max(begin, first), min(end, last)
         if low < high and (low - begin) % length == (high - begin) % length == 0:
-            parts.append(_attend(heads, slice(low, high), slice(low, high), (high - low) // length))
+            parts.append(_attend(heads, slice(low, high), slice(low, high), (high - low) // length, scale))
         elif low < high:
             for start in range(begin + (low - begin) // length * length, high, length):
                 queries = slice(max(low, start), min(high, start + length))
-                parts.append(_attend(heads, queries, slice(start, start + length), 1))
+                parts.append(_attend(heads, queries, slice(start, start + length), 1, scale))
         begin = end
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _attend(heads: Heads, queries: slice, keys: slice, count: int) -> Tensor:
+def _attend(heads: Heads, queries: slice, keys: slice, count: int, scale: float | None) -> Tensor:
     """`count` neighbouring segments of equal length at once."""
     query, key, value = (
         each[rows].view(count, -1, *each.shape[1:]).transpose(1, 2)
         for each, rows in zip(heads, (queries, keys, keys), strict=True)
     )
-    attended = F.scaled_dot_product_attention(query, key, value)
+    attended = F.scaled_dot_product_attention(query, key, value, scale=scale)
     return attended.transpose(1, 2).flatten(0, 1).flatten(1)

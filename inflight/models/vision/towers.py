@@ -3,8 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
-from inflight.config.vision import Gemma3VisionSpec, Idefics3VisionSpec, Qwen3VisionSpec, Qwen25VisionSpec, VisionSpec
+from inflight.config.vision import (
+    Gemma3VisionSpec,
+    Gemma4VisionSpec,
+    Idefics3VisionSpec,
+    Qwen3VisionSpec,
+    Qwen25VisionSpec,
+    VisionSpec,
+)
 from inflight.layers.context import LayerContext
+from inflight.models.vision.gemma4 import Gemma4Tower
 from inflight.models.vision.qwen import Qwen3Tower, Qwen25Tower
 from inflight.models.vision.siglip import Gemma3Tower, Idefics3Tower
 from inflight.models.vision.tower import VisionTower
@@ -13,13 +21,11 @@ from inflight.models.vision.tower import VisionTower
 TOWERS: dict[type[VisionSpec], Callable[[Any, LayerContext], VisionTower]] = {
     Idefics3VisionSpec: Idefics3Tower,
     Gemma3VisionSpec: Gemma3Tower,
+    Gemma4VisionSpec: Gemma4Tower,
     Qwen3VisionSpec: Qwen3Tower,
     Qwen25VisionSpec: Qwen25Tower,
 }
 
 
 def make_tower(spec: VisionSpec, context: LayerContext) -> VisionTower:
-    tower = TOWERS[type(spec)](spec, context)
-    if context.device.type == "cpu":
-        tower.group = context.tp
-    return tower
+    return TOWERS[type(spec)](spec, context)

@@ -90,7 +90,7 @@ class StepBudget:
     yielding_priority: float = math.inf
     waiting_priority: float = math.inf
     part_costs: dict[str, int] = field(default_factory=dict)
-    fit_images: Callable[[Sequence[RequestPart], int, int], int] | None = None
+    fit_images: Callable[[Sequence[RequestPart], int, int, int], int] | None = None
 
     def prompt_tokens(self, prompt: Prompt, num_reserved: int, *, is_stream: bool = False) -> int:
         """Returns how many tokens of a prompt the step computes; may be 0.
@@ -119,7 +119,7 @@ class StepBudget:
             must_move = not self.has_short_prompt and (self.num_short_tokens > 0 or not self.has_long_prompt)
         count = min(wanted, max(share, min(self.block_size, room) if must_move else 0))
         if parts and self.fit_images is not None:
-            count = self.fit_images(parts, context, count)
+            count = self.fit_images(parts, context, count, room if must_move else count)
         return fitting_tokens(parts, context, count, self.part_costs) if parts else count
 
     def add_prompt(self, prompt: Prompt, num_tokens: int) -> None:

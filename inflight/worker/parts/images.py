@@ -13,6 +13,7 @@ from inflight.interface.images import ImagesPart
 from inflight.interface.parts import EncoderInput, RequestPart
 from inflight.interface.request import Int32Array
 from inflight.interface.step import SchedulerOutput
+from inflight.layers.attention import Attention
 from inflight.models.causal_lm import CausalLM, ImageEmbeddings, ModelStep
 from inflight.models.vision.tower import EncoderState, VisionTower
 from inflight.worker.input_batch import InputBatch, StepInputs
@@ -31,7 +32,8 @@ class EncoderWork(PartWork):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagesWork(PartWork):
     """`pieces`: (digest, first, count, token) for each image of the row: `count` of its embeddings, from `first` on, are those
-    of the row's tokens from `token` on. `positions` is int32 [3, num_tokens] in a model whose positions have three rows."""
+    of the row's tokens from `token` on. `positions` is int32 [3, num_tokens] in a model whose positions have three rows. In a
+    model whose layers see whole images, `arrays` has what `ends_of` returns."""
 
     pieces: tuple[tuple[bytes, int, int, int], ...]
     positions: Int32Array | None
@@ -51,7 +53,8 @@ def encoder_cache_bytes(model: CausalLM, max_model_len: int) -> int:
 
 class ImagesReader(PartReader):
     """The embeddings and the images that are being encoded belong to the compute thread. The scheduler has decided which there
-    are, and all ranks of the first stage compute the same. The ranks of other stages need only the positions."""
+    are, and all ranks of the first stage compute the same. The ranks of other stages need only the positions, and how far each
+    token sees."""
 
     kind = "images"
     reads_hidden = False
@@ -59,6 +62,7 @@ class ImagesReader(PartReader):
     def __init__(self) -> None:
         super().__init__()
         self._tower: VisionTower | None = None  # only the first stage has it
+        self._sees_whole_images = False  # whether a layer of this stage does
         self._states: dict[bytes, EncoderState] = {}
         self._embeddings: dict[bytes, Tensor] = {}
 
@@ -68,6 +72,8 @@ class ImagesReader(PartReader):
 
     def bind(self, model: CausalLM) -> None:
         self._tower = model.tower
+        users = model.cache_users()
+        self._sees_whole_images = any(isinstance(user, Attention) and user.params.sees_whole_images for user in users)
 
     def prepare(self, plan: SchedulerOutput, inputs: StepInputs, batch: InputBatch) -> Iterator[PartWork]:
         if plan.encoder_inputs and self._tower is not None:
@@ -93,8 +99,16 @@ class ImagesReader(PartReader):
             positions = None
             if part.position_merge is not None and part.images:
                 positions = positions_of(part, row.start, stop)
-            if pieces or positions is not None:
-                yield ImagesWork(reader=self, part=part, pieces=tuple(pieces), positions=positions, **row._asdict())
+            ends = ends_of(part, row.start, stop) if self._sees_whole_images else None
+            if pieces or positions is not None or ends is not None:
+                yield ImagesWork(
+                    reader=self,
+                    part=part,
+                    pieces=tuple(pieces),
+                    positions=positions,
+                    arrays=() if ends is None else (ends,),
+                    **row._asdict(),
+                )
 
     def extend(self, step: ModelStep, work: PartWork, arrays: Sequence[Tensor]) -> ModelStep:
         if isinstance(work, EncoderWork):
@@ -109,6 +123,9 @@ class ImagesReader(PartReader):
             new = torch.from_numpy(work.positions).to(device, positions.dtype)
             positions[:, work.first_token : work.first_token + work.num_tokens] = new
             step = step._replace(positions=positions)
+        for ends in arrays:
+            metadata = tuple(each.with_ends(work.first_token, ends) for each in step.attn_metadata)
+            step = step._replace(attn_metadata=metadata)
         if work.pieces:
             rows = [
                 torch.arange(count, dtype=torch.int64, device=device) + (work.first_token + token)
@@ -137,6 +154,23 @@ class ImagesReader(PartReader):
             tower.advance(state, each.num_slices)
             if state.layer == tower.spec.num_layers:
                 self._embeddings[each.digest] = tower.finish(self._states.pop(each.digest))
+
+
+def ends_of(part: ImagesPart, start: int, stop: int) -> Int32Array | None:
+    """How far the tokens [start, stop) of the prompt see, int32 [stop - start]: those of an image up to its end, others up to
+    themselves. None if none of them is of an image.
+
+    Raises:
+        AssertionError: an image ends behind `stop`, so that some of its keys are missing.
+    """
+    found = None
+    for image in part.images:
+        if image.start < stop and image.stop > start:
+            assert image.stop <= stop, f"a step has the tokens [{start}, {stop}) of an image that ends at {image.stop}"
+            if found is None:
+                found = np.arange(start + 1, stop + 1, dtype=np.int32)
+            found[max(image.start - start, 0) : image.stop - start] = image.stop
+    return found
 
 
 _NO_IMAGES: RequestPart = ImagesPart(images=())

@@ -6,6 +6,7 @@ from them, so that nothing the backend writes or reads can reach it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ import torch
 from hypothesis import strategies as st
 
 from inflight.attention.backend import AttentionBackend, AttentionParams, LayerCache
-from inflight.attention.metadata import AttentionInputs
+from inflight.attention.metadata import AttentionInputs, AttentionMetadata
 from inflight.interface.kv_cache import KVCacheSpec
 from tests.support import kernel_reference as reference
 
@@ -38,6 +39,7 @@ class Case:
     has_sinks: bool = False
     value_dim: int | None = None  # if given, values are the first so many elements of the keys
     is_causal: bool = True
+    has_images: bool = False  # the layers see whole images, of which the steps have some
 
     @property
     def spec(self) -> KVCacheSpec:
@@ -69,6 +71,7 @@ def cases(draw: st.DrawFn) -> Case:
         steps=tuple(draw(st.lists(st.tuples(*[lengths] * num_sequences).filter(any), min_size=1, max_size=4))),
         seed=draw(st.integers(0, 2**31)),
         is_causal=draw(st.booleans()),
+        has_images=draw(st.booleans()),
     )
 
 
@@ -83,7 +86,13 @@ class World:
         # as large as the scores of many keys together
         sinks = (3 + 3 * self._draw(case.num_kv_heads * case.per_head)).float() if case.has_sinks else None
         self.params = AttentionParams(
-            1 / math.sqrt(case.head_dim), case.window, case.soft_cap, sinks, case.value_dim, case.is_causal
+            1 / math.sqrt(case.head_dim),
+            case.window,
+            case.soft_cap,
+            sinks,
+            case.value_dim,
+            case.is_causal or case.has_images,
+            case.has_images,
         )
         totals = np.sum(case.steps, axis=0)
         self.computed = np.zeros(len(totals), dtype=np.int32)
@@ -138,6 +147,9 @@ class World:
         case, found = self.case, []
         inputs = self.inputs(lengths)
         metadata = self.backend.build_metadata(inputs, case.spec)
+        self.ends: torch.Tensor | None = None
+        if case.has_images:
+            metadata = self._with_images(metadata, inputs)
         for layer, view in enumerate(self.views):
             query = self._draw(int(inputs.query_start_loc[-1]), case.num_kv_heads * case.per_head, case.head_dim)
             new = [self.sequences[row][layer, :, self.computed[row] :][:, : lengths[row]] for row in self.rows]
@@ -153,6 +165,22 @@ class World:
             found.append((output, self._truth(query, inputs, layer)))
         self.computed += lengths.astype(np.int32)
         return found
+
+    def _with_images(self, metadata: AttentionMetadata, inputs: AttentionInputs) -> AttentionMetadata:
+        """Most rows have an image anywhere, and some have two."""
+        starts = inputs.query_start_loc
+        positions = np.concatenate(
+            [np.arange(*each) for each in zip(inputs.num_computed_tokens, inputs.seq_lens, strict=True)]
+        )
+        ends = (positions + 1).astype(np.int32)
+        for start, stop in itertools.pairwise(starts):
+            for first, last in np.sort(self.random.integers(start, stop + 1, (self.random.integers(3), 2))):
+                span = ends[first:last]
+                if len(span) and (span == positions[first:last] + 1).all():  # it does not overlap the other one
+                    span[:] = span[-1]
+                    metadata = metadata.with_ends(int(first), torch.from_numpy(span.copy()))
+        self.ends = torch.from_numpy(ends)
+        return metadata
 
     def _truth(self, query: torch.Tensor, inputs: AttentionInputs, layer: int) -> torch.Tensor:
         """Each sequence is one long block of the reference's caches."""
@@ -171,6 +199,7 @@ class World:
             soft_cap=self.case.soft_cap,
             sinks=self.params.sinks,
             is_causal=self.case.is_causal,
+            ends=self.ends,
         )[..., : self.case.value_dim]
 
     def run(self) -> float:

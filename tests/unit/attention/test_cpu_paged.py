@@ -45,7 +45,9 @@ def covered(**factors: list[Any]) -> pytest.MarkDecorator:
 
 
 def bent(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in ("soft_cap", "has_sinks", "value_dim", "is_causal") if name in row}
+    return {
+        name: row[name] for name in ("soft_cap", "has_sinks", "value_dim", "is_causal", "has_images") if name in row
+    }
 
 
 @pytest.fixture(params=INSTRUCTION_SETS_HERE)
@@ -75,9 +77,7 @@ def kernel_cases(draw: st.DrawFn) -> Case:
     )
 
 
-@hypothesis.settings(
-    max_examples=400 if FULL else 30, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
-)
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(case=kernel_cases())
 def test_equals_the_reference(instruction_set: str, case: Case) -> None:
     assert world(case).run() < TOLERANCES[case.dtype, case.kv_cache_dtype]
@@ -103,6 +103,7 @@ LONG = Case(
     has_sinks=[False, True],
     value_dim=[None, 16],
     is_causal=[True, False],
+    has_images=[False, True],
 )
 def test_contexts_of_several_splits(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """With eight threads the few long rows are shared, and merged."""
@@ -126,7 +127,12 @@ def test_int8_stays_near_what_was_given(instruction_set: str) -> None:
 
 
 @covered(
-    per_head=[1, 2, 8], soft_cap=[None, 0.7], has_sinks=[False, True], value_dim=[None, 16], is_causal=[True, False]
+    per_head=[1, 2, 8],
+    soft_cap=[None, 0.7],
+    has_sinks=[False, True],
+    value_dim=[None, 16],
+    is_causal=[True, False],
+    has_images=[False, True],
 )
 def test_many_short_rows_and_heads_at_once(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of several heads; threads that take their next tile early."""

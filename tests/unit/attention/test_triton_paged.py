@@ -55,6 +55,7 @@ FEATURES: dict[str, list[Any]] = {
     "soft_cap": [None, 0.7],
     "has_sinks": [False, True],
     "is_causal": [True, False],
+    "has_images": [False, True],
 }
 
 
@@ -94,6 +95,7 @@ def shapes(draw: st.DrawFn) -> Case:
         soft_cap=draw(st.sampled_from([None, 0.7, 50.0])),
         has_sinks=draw(st.booleans()),
         is_causal=draw(st.booleans()),
+        has_images=draw(st.booleans()),
     )
 
 

@@ -9,7 +9,13 @@ import pytest
 from inflight.config.architecture import GELU_TANH
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.unknown_family import describe_model
-from inflight.config.vision import Gemma3VisionSpec, Idefics3VisionSpec, Qwen3VisionSpec, Qwen25VisionSpec
+from inflight.config.vision import (
+    Gemma3VisionSpec,
+    Gemma4VisionSpec,
+    Idefics3VisionSpec,
+    Qwen3VisionSpec,
+    Qwen25VisionSpec,
+)
 from inflight.errors import UnsupportedModelError
 
 TEXT = {
@@ -54,6 +60,23 @@ QWEN2_5_VL: dict[str, Any] = {
     "rope_theta": 1000000.0,
     "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
     "vision_config": {"hidden_size": 1280, "num_heads": 16, "out_hidden_size": 64, "in_chans": 3, "window_size": 112},
+}
+
+
+GEMMA4: dict[str, Any] = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "model_type": "gemma4",
+    "image_token_id": 299,
+    "text_config": {
+        **TEXT,
+        "model_type": "gemma4_text",
+        "head_dim": 16,
+        "num_hidden_layers": 6,
+        "vocab_size_per_layer_input": 300,
+        "pad_token_id": 7,
+    },
+    "vision_config": {"num_hidden_layers": 27, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+    "audio_config": {"hidden_size": 1024},
 }
 
 
@@ -107,6 +130,33 @@ def test_qwen2_5_vl() -> None:
     assert model.attentions[0].qkv_bias
 
 
+def test_gemma4() -> None:
+    model = parse_architecture(with_tower(of=GEMMA4, use_clipped_linears=True))
+    vision = model.vision
+    assert isinstance(vision, Gemma4VisionSpec)
+    assert (vision.num_layers, vision.rope_theta, vision.patch_features) == (27, 50.0, 768)
+    assert (vision.has_bounds, vision.is_standardized) == (True, False)
+    assert vision.num_tokens((1, 42, 57)) == 14 * 19
+    assert vision.grid_problem((1, 42, 57)) is None
+    for grid, words in [((1, 42, 56), "multiples of 3"), ((2, 42, 57), "one frame"), ((1, 102, 102), "1156 tokens")]:
+        assert words in (vision.grid_problem(grid) or "")
+    assert set(model.unread) >= {"model.audio_tower.", "model.embed_audio."}
+    assert not any(name.startswith(vision.prefixes) for name in model.unread)
+    assert model.token_inputs is not None and model.token_inputs.padding_id == 7
+    assert not any(attention.sees_whole_images for attention in model.attentions)
+    text = {**GEMMA4["text_config"], "use_bidirectional_attention": "vision", "sliding_window": 9}
+    larger = parse_architecture({**GEMMA4, "text_config": text})
+    found = [(attention.window is not None, attention.sees_whole_images) for attention in larger.attentions]
+    assert set(found) == {(True, True), (False, False)}
+
+
+def test_gemma4_without_a_tower() -> None:
+    for config in ({**GEMMA4, "vision_config": None}, {key: GEMMA4[key] for key in GEMMA4 if key != "vision_config"}):
+        model = parse_architecture(config)
+        assert model.vision is None
+        assert set(model.unread) >= {"model.vision_tower.", "model.embed_vision."}
+
+
 def test_a_config_that_names_only_its_type() -> None:
     without_names = {name: value for name, value in SMOLVLM.items() if name != "architectures"}
     assert parse_architecture(without_names) == parse_architecture(SMOLVLM)
@@ -120,7 +170,7 @@ def test_the_tower_can_be_left_out() -> None:
     assert describe_model(SMOLVLM, "auto").vision is not None
 
 
-def test_a_tower_that_the_decoder_cannot_use_yet_is_left_out() -> None:
+def test_gemma3() -> None:
     text = {**TEXT, "model_type": "gemma3_text", "head_dim": 16}
     tower = {"hidden_size": 48, "num_attention_heads": 3, "image_size": 36, "patch_size": 4}
     config = {"model_type": "gemma3", "text_config": text, "vision_config": tower, "mm_tokens_per_image": 9}
@@ -130,7 +180,9 @@ def test_a_tower_that_the_decoder_cannot_use_yet_is_left_out() -> None:
     assert (vision.merge_size, vision.num_tokens((1, 9, 9))) == (3, 9)
     assert vision.grid_problem((1, 9, 9)) is None
     assert "1 x 9 x 9" in (vision.grid_problem((1, 9, 6)) or "")
-    model = describe_model(config, "auto")
+    assert all(attention.sees_whole_images for attention in parse_architecture(config).attentions)
+    assert describe_model(config, "auto") == parse_architecture(config)
+    model = describe_model(config, "auto", language_model_only=True)
     assert model.vision is None
     assert set(model.unread) >= {"model.vision_tower.", "model.multi_modal_projector."}
     with pytest.raises(UnsupportedModelError, match="mm_tokens_per_image=16"):
@@ -191,6 +243,10 @@ def test_a_grid_that_cannot_be_divided(grid: tuple[int, int, int]) -> None:
         (with_tower(of=QWEN2_5_VL, fullatt_block_indexes="7"), ["fullatt_block_indexes"]),
         ({**QWEN2_5_VL, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 4]}}, ["mrope_section", "8"]),
         ({**QWEN2_5_VL, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3]}}, ["mrope_section", "three"]),
+        (with_tower(of=GEMMA4, num_key_value_heads=4), ["num_key_value_heads=4", "12"]),
+        (with_tower(of=GEMMA4, head_dim=66), ["head_dim=66", "multiple of 4"]),
+        (with_tower(of=GEMMA4, rope_parameters={"rope_type": "yarn"}), ["rope_type", "yarn", "axial"]),
+        (with_tower(of=GEMMA4, hidden_activation="xielu"), ["hidden_activation", "xielu"]),
     ],
 )
 def test_a_refusal_names_the_field(config: dict[str, Any], words: list[str]) -> None:

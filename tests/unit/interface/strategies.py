@@ -22,7 +22,14 @@ from inflight.config.mixers import (
 )
 from inflight.config.plain_mlp import PlainMlpSpec
 from inflight.config.ranks import places_on
-from inflight.config.vision import Gemma3VisionSpec, Idefics3VisionSpec, Qwen3VisionSpec, Qwen25VisionSpec, VisionSpec
+from inflight.config.vision import (
+    Gemma3VisionSpec,
+    Gemma4VisionSpec,
+    Idefics3VisionSpec,
+    Qwen3VisionSpec,
+    Qwen25VisionSpec,
+    VisionSpec,
+)
 from inflight.errors import ErrorKind
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 from inflight.interface.messages import (
@@ -298,6 +305,12 @@ TOWERS: tuple[VisionSpec, ...] = (
     Gemma3VisionSpec(**_SIGLIP),
     Qwen3VisionSpec(**_QWEN, positions_per_side=5, deepstack_layers=(1, 0)),
     Qwen25VisionSpec(**_QWEN, window=3, full_layers=(1,)),
+    Gemma4VisionSpec(
+        **{name: value for name, value in _QWEN.items() if name not in ("num_frames", "num_channels")},
+        head_dim=8,
+        num_positions=9,
+        eps=1e-6,
+    ),
 )
 
 

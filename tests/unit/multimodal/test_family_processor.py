@@ -73,6 +73,13 @@ def test_ids_and_pixels_are_those_of_transformers(
         pixels = np.concatenate([each.pixels for each in inputs])
         assert np.array_equal(pixels, expected["pixel_values"])
         assert all(each.num_tokens == np.prod(each.grid) // 4 for each in inputs)
+    elif "image_position_ids" in expected:
+        for each, pixels, places in zip(inputs, expected["pixel_values"], expected["image_position_ids"], strict=True):
+            is_patch = (places >= 0).all(axis=1)
+            assert np.array_equal(each.pixels, pixels[is_patch])
+            rows, columns = np.indices(each.grid[1:]).reshape(2, -1)
+            assert np.array_equal(places[is_patch], np.stack([columns, rows], axis=1))
+            assert each.num_tokens == len(each.pixels) // 9
     else:
         whole = expected["pixel_values"].reshape(-1, *expected["pixel_values"].shape[-3:])
         if "pixel_attention_mask" in expected:  # without the padding for images with fewer tiles

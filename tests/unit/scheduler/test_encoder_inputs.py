@@ -65,6 +65,7 @@ class ImageWorker(MockWorker):
         self.layers: dict[bytes, int] = {}  # digest -> how many layers are computed
         self.images: dict[int, tuple[ImageInput, ...]] = {}  # by slot
         self.num_begun = 0
+        self.keeps_images_whole = False
         self.recoveries: list[RankError] = []  # those of the executor: each rank begins anew behind one
         self.num_recoveries = 0
 
@@ -95,6 +96,7 @@ class ImageWorker(MockWorker):
             for found in self.images[slot]:
                 if found.start < start + count and found.stop > start:
                     assert self.layers[found.digest] == VISION.num_layers
+                    assert not self.keeps_images_whole or found.stop <= start + count
         return output
 
     def _check_inputs(self, plan: SchedulerOutput, spans: Any) -> None:
@@ -104,11 +106,20 @@ class ImageWorker(MockWorker):
 @dataclass
 class ImageEngine(MockEngine):
     max_image_tokens: int = 24
+    keeps_images_whole: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         gates, sharing = self.scheduler.gates, self.scheduler.sharing
-        self.scheduler.encoder = EncoderInputs(VISION, self.max_image_tokens, gates, sharing, is_whole=not self.chunked)
+        self.scheduler.encoder = EncoderInputs(
+            VISION,
+            self.max_image_tokens,
+            gates,
+            sharing,
+            is_whole=not self.chunked,
+            keeps_images_whole=self.keeps_images_whole,
+        )
+        self.image_worker.keeps_images_whole = self.keeps_images_whole
         self.image_worker.recoveries = self.executor.recoveries
 
     def _new_worker(self) -> MockWorker:
@@ -216,13 +227,46 @@ def test_without_chunked_prefill_all_images_are_encoded_in_the_step_of_the_promp
     assert engine.image_worker.num_begun == 3
 
 
+def test_an_image_is_not_cut() -> None:
+    """A step ends before it, or behind it."""
+    engine = ImageEngine(keeps_images_whole=True, max_num_batched_tokens=9)
+    engine.ask("image", *with_image(7, 5, 9, 3))
+    engine.run()
+    starts = [int(plan.num_computed_tokens[0]) for plan in engine.executor.plans if len(plan.slots)]
+    assert starts[:3] == [0, 5, 14]
+
+
+def test_an_image_that_is_not_cut_may_take_longer_than_a_step_should() -> None:
+    """Beside decodes, a step of the prompt would have a block of four tokens."""
+    engine = ImageEngine(keeps_images_whole=True)
+    engine.ask("stream", [5, 6], (), max_tokens=30)
+    engine.step()
+    engine.limit_times(StepTimeModel((1e-3, *[1e-3] * 6)), target_seconds=1e-3)
+    for number in range(3):
+        engine.ask(f"image {number}", *with_image(number, 0, 9, 3))
+    engine.run()
+    counts = [(plan.num_scheduled_tokens > 8).sum() for plan in engine.executor.plans]
+    assert max(counts) == 1 and sum(counts) == 3
+    assert all("stream" in plan.request_ids for plan, count in zip(engine.executor.plans, counts, strict=True) if count)
+
+
+def test_cached_blocks_may_end_inside_an_image_that_is_not_cut() -> None:
+    engine = ImageEngine(keeps_images_whole=True, max_num_seqs=1)
+    for name in ("first", "again"):
+        engine.ask(name, *with_image(7, 3, 9, 0))
+        engine.run()
+    assert engine.cached_tokens == {"first": 0, "again": 8}
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_schedule_gives_the_tokens_of_each_request_alone(data: st.DataObject) -> None:
     numbers = st.integers
+    keeps_images_whole = data.draw(st.booleans())
     engine = ImageEngine(
+        keeps_images_whole=keeps_images_whole,
         max_num_seqs=data.draw(numbers(1, 3)),
-        max_num_batched_tokens=data.draw(st.sampled_from([4, 9, 64])),
+        max_num_batched_tokens=data.draw(st.sampled_from([15, 64] if keeps_images_whole else [4, 9, 64])),
         max_image_tokens=data.draw(numbers(9, 30)),
         extra_blocks=data.draw(numbers(0, 20)),
         depth=data.draw(numbers(1, 3)),

@@ -45,6 +45,7 @@ def attention(kernels: Kernels) -> Iterator[Call]:
     yield attend(kernels, 32, BFLOAT16, BFLOAT16, STEPS, per_head=1, window=3, soft_cap=5.0, has_sinks=True)
     for window in (None, 3):
         yield attend(kernels, 32, BFLOAT16, BFLOAT16, [*STEPS, *LONG_STEPS], window=window, is_causal=False)
+        yield attend(kernels, 32, BFLOAT16, BFLOAT16, [*STEPS, *LONG_STEPS], window=window, has_images=True)
     for num_threads in (1, 3):
         for dtype, cache_dtype in [(FLOAT32, FLOAT32), (BFLOAT16, BFLOAT16), (BFLOAT16, INT8)]:
             for value_dim in (None, 32):
@@ -75,6 +76,7 @@ def attend(
     soft_cap: float | None = None,
     has_sinks: bool = False,
     is_causal: bool = True,
+    has_images: bool = False,
     num_threads: int = 1,
     is_supported: bool = True,
 ) -> Call:
@@ -105,12 +107,16 @@ def attend(
             query_start_loc=query_start_loc, seq_lens=seq_lens, num_computed_tokens=computed, block_table=block_table
         )
         num_tokens = int(starts[-1])
-        metadata = CpuPagedMetadata(num_tokens=num_tokens, step=_step_struct(inputs, spec), inputs=inputs)
+        step = _step_struct(inputs, spec)
+        ends = memory.copy(torch.from_numpy(seq_lens).repeat_interleave(starts.diff()))  # each row is an image
+        if has_images:
+            step.ends = ends.data_ptr()
+        metadata = CpuPagedMetadata(num_tokens=num_tokens, step=step, inputs=inputs)
         query, key, value = (
             memory.normal(num_tokens, n, head_dim, dtype=dtype) for n in (num_heads, *[num_kv_heads] * 2)
         )
         sinks = memory.normal(num_heads) if has_sinks else None
-        params = AttentionParams(0.3, window, soft_cap, sinks, value_dim, is_causal)
+        params = AttentionParams(0.3, window, soft_cap, sinks, value_dim, is_causal, has_images)
         backend.forward(query, key, value if value_dim is None else key[:, :0], LayerCache(view, metadata, params))
         if is_supported:
             assert backend.scratch_bytes(spec, per_head=per_head, num_threads=1) > 0
@@ -125,6 +131,7 @@ def attend(
 
     name = f"attention heads of {head_dim} (values {value_dim}), {dtype}, cache {cache_dtype}, blocks of {block_size}"
     name += "" if is_causal else f", both directions, window {window}"
+    name += f", images, window {window}" if has_images else ""
     return Call(f"{name}, {len(steps[0])} rows, {num_threads} threads", run, is_supported)
 
 
