@@ -40,16 +40,18 @@ class ImagePrompts:
         self._vision = vision
         self._tokenizer = tokenizer
 
-    async def prepared(self, prompt: Any, cache_salt: str) -> Any:  # Any: a prompt of any form
-        """Returns the prompt with processed images. `cache_salt`: of a prompt that has none of its own.
+    async def prepared(self, prompt: Any, cache_salt: str, client: str = "") -> Any:  # Any: a prompt of any form
+        """Returns the prompt with processed images. `cache_salt`: of a prompt that has none of its own. `client`: whose images
+        they are; clients take turns.
 
         Raises:
             InvalidRequestError: an image is wrong, or the model takes none. `param` names the image (places.py).
             EngineError: images cannot be processed here.
+            OverloadedError: too many images wait, and the most of them are this client's.
         """
         if not has_images(prompt) or _processed(prompt) is not None:
             return prompt
-        return _with_images(prompt, await self._able().prepare(prompt, _scope_of(prompt, cache_salt)))
+        return _with_images(prompt, await self._able().prepare(prompt, _scope_of(prompt, cache_salt), client))
 
     def processed(self, prompt: object, cache_salt: str) -> Processed:
         """Returns the processed images of a prompt. If it is not prepared yet, this thread waits for them.

@@ -2,8 +2,9 @@
 
     prompt -> check the form -> read the sources -> find the images in the cache, or process them
 
-Threads read and hash, and processes decode (processors.py), so an event loop never waits. Requests with the same image at the
-same time wait for one processing of it. If all of them are cancelled before it has begun, it does not begin.
+Threads read and hash, and processes decode (processors.py), so an event loop never waits. Wherever images wait, their clients
+take turns (fair_threads.py). Requests with the same image at the same time wait for one processing of it. If all of them are
+cancelled before it has begun, it does not begin.
 """
 
 import asyncio
@@ -11,14 +12,15 @@ import hashlib
 import importlib.util
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from inflight.errors import EngineClosedError, InvalidRequestError
 from inflight.multimodal.cache import ImageCache, ImageName, Scope
+from inflight.multimodal.fair_threads import FairThreads
 from inflight.multimodal.fetch import WebUrl
 from inflight.multimodal.messages import Start, Task
 from inflight.multimodal.places import IMAGES, image_place, uuid_place
@@ -29,8 +31,11 @@ from inflight.multimodal.settings import ImageSettings
 from inflight.multimodal.source import ImageContent, LocalFile, Source, read_source
 from inflight.processes.object_end import close_with
 
+T = TypeVar("T")
 NUM_FETCHES = 8  # at a time
 NUM_READERS = 2  # threads that decode base64, read files and compute digests
+MAX_WAITING = 4096  # images that wait to be fetched, and as many that wait to be read
+FETCH_SECONDS, READ_SECONDS = 0.2, 0.02  # about what an image takes
 _GRACE_SECONDS = 1.0  # after the deadline of a fetch, whose own error says more
 
 
@@ -55,26 +60,32 @@ class Images:
         self.settings = settings
         self.cache = ImageCache(settings.cache_bytes)
         self._processors = processors = Processors(start, settings.num_processes)
-        self._fetching = fetching = ThreadPoolExecutor(NUM_FETCHES, thread_name_prefix="inflight-image-fetch")
-        self._reading = reading = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="inflight-image-read")
-        self._lock = threading.Lock()  # for `_running`
+        self._fetching = fetching = FairThreads("image-fetch", NUM_FETCHES, MAX_WAITING, "images wait to be fetched")
+        self._reading = reading = FairThreads("image-read", NUM_READERS, MAX_WAITING, "images wait to be read")
+        # For `_running`. Reentrant, because a new image may take the place of another one, whose request is told at once
+        self._lock = threading.RLock()
         self._running: dict[bytes, _Running] = {}
 
         def end() -> None:
             processors.close()
-            fetching.shutdown(wait=False)
-            reading.shutdown(wait=False)
+            fetching.close()
+            reading.close()
 
         self._is_closed = False
         self._end = end
         self._keep_open = close_with(self, end)
 
-    async def prepare(self, prompt: Mapping[str, object], scope: Scope) -> tuple[ProcessedImage, ...]:
-        """Process the images of a prompt, all of them at the same time. `scope`: of the uuids of its images.
+    async def prepare(self, prompt: Mapping[str, object], scope: Scope, client: str = "") -> tuple[ProcessedImage, ...]:
+        """Process the images of a prompt, all of them at the same time.
+
+        Args:
+            scope: of the uuids of its images.
+            client: whose images they are; "" for a program that uses the engine itself.
 
         Raises:
             InvalidRequestError: an image is wrong. `param` names it (places.py).
             EngineError: the processor of the model cannot be loaded.
+            OverloadedError: too many images wait, and the most of them are this client's.
         """
         given, options = read_images(prompt, self.settings)
         _check_packages()
@@ -82,7 +93,7 @@ class Images:
             raise EngineClosedError("the engine was closed; make a new one")
         digest = _digest_of(options)
         tasks = [
-            asyncio.ensure_future(self._process(index, each, scope, options, digest))
+            asyncio.ensure_future(self._process(index, each, scope, client, options, digest))
             for index, each in enumerate(given)
         ]
         try:
@@ -103,15 +114,16 @@ class Images:
         self._end()
 
     async def _process(
-        self, index: int, given: GivenImage, scope: Scope, options: Mapping[str, Any], digest: bytes
+        self, index: int, given: GivenImage, scope: Scope, client: str, options: Mapping[str, Any], digest: bytes
     ) -> ProcessedImage:
         name = None if given.uuid is None else ImageName(given.uuid, scope, digest)
         try:
             if given.source is None:
                 assert name is not None  # `read_images` has checked it
                 return self._named(name, index)
-            content = await self._read(given.source)
-            running = await asyncio.wrap_future(self._reading.submit(self._find, content, options, digest, name))
+            content = await self._read(given.source, client)
+            find = partial(self._find, content, options, digest, name, client)
+            running = await self._in_turn(self._reading, find, client, READ_SECONDS)
             return running if isinstance(running, ProcessedImage) else await self._result(running)
         except InvalidRequestError as error:  # a new one, because several requests may wait for the same image
             raise InvalidRequestError(str(error), error.param or image_place(index)) from error
@@ -124,20 +136,33 @@ class Images:
             uuid_place(index),
         )
 
-    async def _read(self, source: Source) -> ImageContent:
-        is_fetched = isinstance(source, WebUrl | LocalFile)  # a file may be on another machine, which does not answer
-        threads = self._fetching if is_fetched else self._reading
-        reading = asyncio.wrap_future(threads.submit(read_source, source, self.settings))
-        if not is_fetched:
-            return await reading
-        try:
+    async def _read(self, source: Source, client: str) -> ImageContent:
+        read = partial(read_source, source, self.settings)
+        if not isinstance(source, WebUrl | LocalFile):  # a file may be on another machine, which does not answer
+            return await self._in_turn(self._reading, read, client, READ_SECONDS)
+        begun: Future[None] = Future()
+
+        def fetch() -> ImageContent:
+            begun.set_result(None)
+            return read()
+
+        reading = self._in_turn(self._fetching, fetch, client, FETCH_SECONDS)
+        try:  # the time until a thread is free is not counted
+            await asyncio.wait([asyncio.wrap_future(begun), reading], return_when=asyncio.FIRST_COMPLETED)
             return await asyncio.wait_for(reading, self.settings.fetch_seconds + _GRACE_SECONDS)
-        except TimeoutError:  # the resolver of names has no deadline of its own, or all threads are busy
+        except TimeoutError:  # the resolver of names has no deadline of its own
             seconds = f"{self.settings.fetch_seconds:g}"
             raise InvalidRequestError(f"the image could not be fetched within {seconds} seconds") from None
+        finally:
+            reading.cancel()
+
+    def _in_turn(
+        self, threads: FairThreads, function: Callable[[], T], client: str, seconds: float
+    ) -> asyncio.Future[T]:
+        return asyncio.wrap_future(threads.submit(lambda _: function(), client, seconds))
 
     def _find(
-        self, content: ImageContent, options: Mapping[str, Any], digest: bytes, name: ImageName | None
+        self, content: ImageContent, options: Mapping[str, Any], digest: bytes, name: ImageName | None, client: str
     ) -> ProcessedImage | _Running:
         """In a thread: look for the image in the cache, and among those that are processed now; else begin to process it."""
         key = _key_of(content, digest)
@@ -147,9 +172,10 @@ class Images:
                 if (image := self.cache.get(key, name)) is not None:
                     return image
                 task = Task(content=content.content, shape=content.shape, options=options)
-                running = self._running[key] = _Running(key, self._processors.submit(task))
+                running = self._running[key] = _Running(key, self._processors.submit(task, client))
                 is_new = True
             else:
+                self._processors.share(running.result, client)
                 is_new = False
             running.num_waiting += 1
         # not with the lock, because a callback is called at once if the image is done

@@ -1,5 +1,5 @@
-"""`CompileLane`: compiles the grammars of a `CompileQueue`. A few compilations run at a time, each on its own thread, which
-has a lower priority than the engine's.
+"""`CompileLane`: compiles grammars. Those that wait are in a `FairQueue`; the longer a grammar, the more it costs there. A few
+compilations run at a time, each on its own thread, which has a lower priority than the engine's.
 
 A running compilation cannot be interrupted, because the library offers no way to do so. But it can be written off: it goes on,
 but no longer counts as running, so the next compilation may start.
@@ -14,17 +14,28 @@ but no longer counts as running, so the next compilation may start.
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 
 from inflight.errors import InvalidRequestError, OverloadedError
+from inflight.fair_queue import FairQueue, Waiting
 from inflight.structured_output.backend import CompiledGrammar
-from inflight.structured_output.compile_queue import Compilation, CompileQueue
 from inflight.thread_priority import lower_priority
 
+GRAMMAR_COST = 2**12  # what a grammar costs beside its characters: a short text may be as much work as a long one
 RETRY_SECONDS = 1
 SETTLE_SECONDS = 0.05  # the time from the write-off of a running compilation to the start of the next one (see 1.)
 NICENESS = 5  # of the threads: a compilation may take a whole core for seconds
 MAX_CLOSE_SECONDS = 5.0  # the longest time that `close` waits for running compilations
+
+
+@dataclass(eq=False, slots=True)
+class _Compilation:
+    """`forget`: called if it is refused after it was accepted, before its future fails."""
+
+    compile: Callable[[], CompiledGrammar]
+    forget: Callable[[], None]
+    future: Future[CompiledGrammar] = field(default_factory=Future)
 
 
 class CompileLane:
@@ -40,8 +51,8 @@ class CompileLane:
         self._num_running = num_running
         self._max_seconds = max_seconds
         self._changed = threading.Condition()  # its lock is reentrant
-        self._queue = CompileQueue(max_queued)
-        self._waiting: dict[Future[CompiledGrammar], Compilation] = {}  # what is in the queue
+        self._queue = FairQueue[_Compilation](max_queued)
+        self._waiting: dict[Future[CompiledGrammar], Waiting[_Compilation]] = {}  # what is in the queue
         self._running: set[Future[CompiledGrammar]] = set()
         self._written_off: set[Future[CompiledGrammar]] = set()  # they run, but no longer count as running
         self._is_closed = False
@@ -72,13 +83,13 @@ class CompileLane:
             if self._queue.is_full_for(client):
                 raise _refusal()
             if (refused := self._queue.take_newest()) is not None:
-                del self._waiting[refused.future]
-                refused.forget()
-                refused.future.set_exception(_refusal())
-            added = self._queue.add(client, num_characters, compile_grammar, forget)
-            self._waiting[added.future] = added
+                del self._waiting[refused.job.future]
+                refused.job.forget()
+                refused.job.future.set_exception(_refusal())
+            compilation = _Compilation(compile_grammar, forget)
+            self._waiting[compilation.future] = self._queue.add(compilation, client, GRAMMAR_COST + num_characters)
             self._start_next()
-        return added.future
+        return compilation.future
 
     def leave(self, future: Future[CompiledGrammar]) -> None:
         """Call this when nobody waits for the compilation any more."""
@@ -104,22 +115,23 @@ class CompileLane:
         with self._changed:
             while self._waiting and len(self._running) < self._num_running:
                 following = self._queue.take_next()
-                del self._waiting[following.future]
-                following.future.set_running_or_notify_cancel()
-                self._running.add(following.future)
+                future = following.job.future
+                del self._waiting[future]
+                future.set_running_or_notify_cancel()
+                self._running.add(future)
                 threading.Thread(target=self._run, args=(following,), name=self._name, daemon=True).start()
 
-    def _run(self, compilation: Compilation) -> None:
+    def _run(self, taken: Waiting[_Compilation]) -> None:
         lower_priority(NICENESS)
-        future = compilation.future
+        future = taken.job.future
         timer = _call_later(self._max_seconds, partial(self._expire, future))
         try:
-            end = partial(future.set_result, compilation.compile())
+            end = partial(future.set_result, taken.job.compile())
         except BaseException as error:  # includes a panic of a Rust library; only this compilation fails
             end = partial(future.set_exception, error)
         timer.cancel()
         with self._changed:
-            self._queue.end(compilation)
+            self._queue.end(taken)
             self._running.discard(future)
             self._written_off.discard(future)
             if not future.done():

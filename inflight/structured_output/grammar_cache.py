@@ -83,7 +83,7 @@ class GrammarCache:
         compilation needs too much time, or with an `OverloadedError` if another client needs its place in the queue.
 
         Args:
-            client: who needs it. Clients take turns in a queue (`CompileQueue`).
+            client: who needs it. Clients take turns in a queue (`FairQueue`).
 
         Raises:
             OverloadedError: too many grammars wait, and no client has more of them than this one. `release` must not be called.

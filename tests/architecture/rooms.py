@@ -24,6 +24,7 @@ _TABLE = """
   0     foreign_variables  envs
   0     counted_warning
   0     damaged_files      errors
+  0     fair_queue
   0     handshake
   0     line_writer
   0     list_checks        errors

@@ -11,6 +11,7 @@ from inflight.engine.request.input_processor import InputProcessor
 from inflight.engine.request.prepared_prompt import PreparedPrompt
 from inflight.engine.request.processed import ProcessedRequest, RequestOptions
 from inflight.engine.request.prompt import Prompt
+from inflight.engine.serving.client import CLIENT
 from inflight.engine.serving.text_lanes import TextLanes
 from inflight.errors import InvalidRequestError
 from inflight.pooling_params import Params
@@ -69,7 +70,7 @@ class Texts:
 
         Raises: as `process`.
         """
-        prompt = await self.input_processor.images.prepared(prompt, options.get("cache_salt", ""))
+        prompt = await self._with_images(prompt, options)
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         prepare = partial(self.input_processor.prepare, prompt, **options)
         return await self._lanes.run(prepare, len(text) if isinstance(text, str) else 0)
@@ -87,15 +88,19 @@ class Texts:
 
         Raises:
             InvalidRequestError: the request is wrong. The message says what was given, what is allowed and what to do.
-            OverloadedError: too much text waits to be tokenised, and the most of it is this client's.
+            OverloadedError: too much text waits to be tokenised, or too many images wait, and the most of it is this client's.
         """
         # set the time now, because the request may wait until a thread is free
         options.setdefault("arrival_time", time.monotonic())
         seed = derive_seed(self._seed, next(self._numbers))  # not in a thread: the order of threads is not fixed
-        prompt = await self.input_processor.images.prepared(prompt, options.get("cache_salt", ""))
+        prompt = await self._with_images(prompt, options)
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         process = partial(self.input_processor.process, request_id, prompt, params, default_seed=seed, **options)
         return await self._lanes.run(process, len(text) if isinstance(text, str) else 0)
+
+    async def _with_images(self, prompt: Prompt, options: RequestOptions) -> Any:  # Any: a prompt of any form
+        images = self.input_processor.images
+        return await images.prepared(prompt, options.get("cache_salt", ""), CLIENT.get())
 
     def _check_loop(self) -> None:
         """Raises an `EngineError` if this may not be used here."""

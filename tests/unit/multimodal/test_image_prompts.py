@@ -63,7 +63,7 @@ class FakeImages(Images):
         )
         self.asked: list[Scope] = []
 
-    async def prepare(self, prompt: Any, scope: Scope) -> tuple[ProcessedImage, ...]:
+    async def prepare(self, prompt: Any, scope: Scope, client: str = "") -> tuple[ProcessedImage, ...]:
         self.asked.append(scope)
         return (FOUND,) * len(prompt["multi_modal_data"]["image"])
 

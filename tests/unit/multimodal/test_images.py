@@ -14,13 +14,16 @@ import pytest
 
 from inflight.errors import EngineClosedError, EngineError, InvalidRequestError
 from inflight.multimodal import images as module
+from inflight.multimodal.fetch import WebUrl
 from inflight.multimodal.images import Images
 from inflight.multimodal.messages import Start, Task
 from inflight.multimodal.processed import ProcessedImage, ProcessedInput
 from inflight.multimodal.settings import ImageSettings
+from inflight.multimodal.source import ImageContent
 from tests.support.image_models import drawing, file_of, write_image_model
 
 SETTINGS = ImageSettings(max_images=20, cache_bytes=10**7)
+SCOPE = ("", "")
 START = Start(folder=Path("/nowhere"), tokenizer=Path("/nowhere"))
 T = TypeVar("T")
 
@@ -30,15 +33,20 @@ class Processors:
 
     def __init__(self, *_: object) -> None:
         self.tasks: list[tuple[Task, Future[ProcessedImage]]] = []
+        self.clients: list[str] = []
         self.settles = True
         self.is_closed = False
 
-    def submit(self, task: Task) -> Future[ProcessedImage]:
+    def submit(self, task: Task, client: str) -> Future[ProcessedImage]:
+        self.clients.append(client)
         result = Future[ProcessedImage]()
         self.tasks.append((task, result))
         if self.settles:
             self.settle(-1)
         return result
+
+    def share(self, result: Future[ProcessedImage], client: str) -> None:
+        self.clients.append(client)
 
     def settle(self, index: int) -> None:
         task, result = self.tasks[index]
@@ -85,23 +93,23 @@ def digests(prepared: tuple[ProcessedImage, ...]) -> list[bytes]:
 
 def test_images_stay_in_their_order_and_equal_ones_are_processed_once(images: Images) -> None:
     encoded = base64.b64encode(b"a").decode()
-    prepared = run(images.prepare(prompt_of(b"a", b"b", f"data:;base64,{encoded}"), ""))
+    prepared = run(images.prepare(prompt_of(b"a", b"b", f"data:;base64,{encoded}"), SCOPE))
     assert digests(prepared) == [b"a", b"b", b"a"]
-    again = run(images.prepare(prompt_of(b"b", b"a"), ""))
+    again = run(images.prepare(prompt_of(b"b", b"a"), SCOPE))
     assert digests(again) == [b"b", b"a"]
     assert sorted(bytes(task.content) for task, _ in tasks_of(images)) == [b"a", b"b"]
 
 
 def test_other_options_are_another_image(images: Images) -> None:
     for options in ({}, {"max_pixels": 5}, {"max_pixels": 6}, {"max_pixels": 5}):
-        run(images.prepare(prompt_of(b"a", **options), ""))
+        run(images.prepare(prompt_of(b"a", **options), SCOPE))
     assert [task.options for task, _ in tasks_of(images)] == [{}, {"max_pixels": 5}, {"max_pixels": 6}]
 
 
 def test_a_file_and_pixels_with_the_same_bytes_are_different_images(images: Images) -> None:
     pixels = np.zeros((2, 2, 3), dtype=np.uint8)
     for given in (bytes(12), pixels, pixels.reshape(4, 1, 3), pixels.reshape(4, 3)):
-        run(images.prepare(prompt_of(given), ""))
+        run(images.prepare(prompt_of(given), SCOPE))
     assert len(tasks_of(images)) == 4
 
 
@@ -109,13 +117,14 @@ def test_many_clients_with_the_same_image_wait_for_one_processing(images: Images
     images._processors.settles = False  # type: ignore[attr-defined]
 
     async def ask() -> list[tuple[ProcessedImage, ...]]:
-        asking = [asyncio.ensure_future(images.prepare(prompt_of(b"a"), "")) for _ in range(16)]
+        asking = [asyncio.ensure_future(images.prepare(prompt_of(b"a"), SCOPE, f"client {i}")) for i in range(16)]
         while not (waiting := list(images._running.values())) or waiting[0].num_waiting < 16:
             await asyncio.sleep(0.001)
         images._processors.settle(0)  # type: ignore[attr-defined]
         return await asyncio.gather(*asking)
 
     found = run(ask())
+    assert sorted(images._processors.clients) == sorted(f"client {i}" for i in range(16))  # type: ignore[attr-defined]
     assert len({id(each[0]) for each in found}) == 1
     assert len(tasks_of(images)) == 1
     assert not images._running
@@ -125,7 +134,7 @@ def test_an_image_that_nobody_waits_for_is_not_processed(images: Images) -> None
     images._processors.settles = False  # type: ignore[attr-defined]
 
     async def leave() -> None:
-        asking = [asyncio.ensure_future(images.prepare(prompt_of(b"a"), "")) for _ in range(2)]
+        asking = [asyncio.ensure_future(images.prepare(prompt_of(b"a"), SCOPE)) for _ in range(2)]
         while not (waiting := list(images._running.values())) or waiting[0].num_waiting < 2:
             await asyncio.sleep(0.001)
         asking[0].cancel()
@@ -145,7 +154,7 @@ def test_an_error_names_the_image_and_is_not_cached(content: bytes, images: Imag
         given = [b"good", b"good"]
         given[place] = content
         with pytest.raises((InvalidRequestError, EngineError)) as error:
-            run(images.prepare(prompt_of(*given), ""))
+            run(images.prepare(prompt_of(*given), SCOPE))
         if content == b"bad":
             assert isinstance(error.value, InvalidRequestError)
             assert error.value.param == f"multi_modal_data['image'][{place}]"
@@ -153,8 +162,8 @@ def test_an_error_names_the_image_and_is_not_cached(content: bytes, images: Imag
 
 
 def test_a_uuid_stands_for_an_image_that_was_sent_before(images: Images) -> None:
-    run(images.prepare(prompt_of(b"a", b"b", uuids={"image": ["x", "y"]}), "salt"))
-    prepared = run(images.prepare(prompt_of(None, b"c", None, uuids={"image": ["y", None, "x"]}), "salt"))
+    run(images.prepare(prompt_of(b"a", b"b", uuids={"image": ["x", "y"]}), ("", "salt")))
+    prepared = run(images.prepare(prompt_of(None, b"c", None, uuids={"image": ["y", None, "x"]}), ("", "salt")))
     assert digests(prepared) == [b"b", b"c", b"a"]
 
 
@@ -162,17 +171,17 @@ def test_a_uuid_stands_for_an_image_that_was_sent_before(images: Images) -> None
     ("salt", "options"), [("other", {}), ("salt", {"max_pixels": 5})], ids=["another salt", "other options"]
 )
 def test_an_unknown_uuid_is_refused(salt: str, options: dict[str, object], images: Images) -> None:
-    run(images.prepare(prompt_of(b"a", uuids={"image": ["x"]}), "salt"))
+    run(images.prepare(prompt_of(b"a", uuids={"image": ["x"]}), ("", "salt")))
     with pytest.raises(InvalidRequestError) as error:
-        run(images.prepare(prompt_of(b"b", None, uuids={"image": [None, "x"]}, **options), salt))
+        run(images.prepare(prompt_of(b"b", None, uuids={"image": [None, "x"]}, **options), ("", salt)))
     assert error.value.param == "multi_modal_uuids['image'][1]"
 
 
 def test_a_caller_without_an_event_loop_can_wait(images: Images) -> None:
     async def inside() -> tuple[ProcessedImage, ...]:  # a notebook has a running loop in its only thread
-        return images.prepare_now(prompt_of(b"a"), "")
+        return images.prepare_now(prompt_of(b"a"), SCOPE)
 
-    assert digests(images.prepare_now(prompt_of(b"a"), "")) == digests(run(inside())) == [b"a"]
+    assert digests(images.prepare_now(prompt_of(b"a"), SCOPE)) == digests(run(inside())) == [b"a"]
 
 
 def test_a_slow_resolver_of_names_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +197,7 @@ def test_a_slow_resolver_of_names_has_a_deadline(monkeypatch: pytest.MonkeyPatch
 
     async def ask() -> None:
         try:
-            await slow.prepare(prompt_of("https://a.example/a.png"), "")
+            await slow.prepare(prompt_of("https://a.example/a.png"), SCOPE)
         finally:
             ended.set_result(None)
 
@@ -198,16 +207,48 @@ def test_a_slow_resolver_of_names_has_a_deadline(monkeypatch: pytest.MonkeyPatch
     slow.close()
 
 
+def test_the_time_until_a_thread_is_free_is_not_time_of_the_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    gates = {f"/{i}": Future[None]() for i in range(module.NUM_FETCHES + 1)}
+    begun: list[str] = []
+
+    def read(source: WebUrl, settings: ImageSettings) -> ImageContent:
+        begun.append(source.target)
+        gates[source.target].result(300)
+        return ImageContent(np.zeros(1, dtype=np.uint8))
+
+    monkeypatch.setattr(module, "Processors", Processors)
+    monkeypatch.setattr(module, "read_source", read)
+    monkeypatch.setattr(module, "_GRACE_SECONDS", 0.0)
+    settings = ImageSettings(max_images=9, cache_bytes=0, domains=frozenset({"a.example"}), fetch_seconds=0.2)
+    images = Images(settings, START)
+    *slow, other = gates
+
+    async def ask() -> None:
+        asking = [asyncio.ensure_future(images.prepare(prompt_of(url), ("", SCOPE), "many")) for url in slow]
+        while len(begun) < module.NUM_FETCHES:
+            await asyncio.sleep(0.001)
+        asking.append(asyncio.ensure_future(images.prepare(prompt_of(other), ("", SCOPE), "other")))
+        for each in asking[:-1]:  # all threads are busy for longer than an image may take
+            with pytest.raises(InvalidRequestError, match="within"):
+                await each
+        for gate in gates.values():
+            gate.set_result(None)
+        await asking[-1]
+
+    run(ask())
+    images.close()
+
+
 def test_missing_packages_are_named(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "PIL" else object())
     with pytest.raises(InvalidRequestError, match=r"inflight-llm\[images\]"):
-        run(images.prepare(prompt_of(b"a"), ""))
+        run(images.prepare(prompt_of(b"a"), SCOPE))
 
 
 def test_after_close_nothing_is_prepared(images: Images) -> None:
     images.close()
     with pytest.raises(EngineClosedError):
-        run(images.prepare(prompt_of(b"a"), ""))
+        run(images.prepare(prompt_of(b"a"), SCOPE))
     assert images._processors.is_closed  # type: ignore[attr-defined]
 
 
@@ -218,12 +259,12 @@ def test_real_processes(tmp_path: Path) -> None:
     drawn = drawing(50, 40)
     (tmp_path / "a.png").write_bytes(file_of(drawn))
     url = "data:image/png;base64," + base64.b64encode(file_of(drawn)).decode()
-    prepared = images.prepare_now(prompt_of(drawn, np.asarray(drawn), tmp_path / "a.png", url), "")
+    prepared = images.prepare_now(prompt_of(drawn, np.asarray(drawn), tmp_path / "a.png", url), SCOPE)
     assert len({each.inputs[-1].digest for each in prepared}) == 1
     with pytest.raises(InvalidRequestError) as error:
-        images.prepare_now(prompt_of(drawn, b"no image"), "")
+        images.prepare_now(prompt_of(drawn, b"no image"), SCOPE)
     assert error.value.param == "multi_modal_data['image'][1]"
     with pytest.raises(InvalidRequestError) as error:
-        images.prepare_now(prompt_of(drawn, unknown=1), "")
+        images.prepare_now(prompt_of(drawn, unknown=1), SCOPE)
     assert error.value.param == "mm_processor_kwargs"
     images.close()

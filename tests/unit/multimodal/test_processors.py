@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inflight.errors import EngineClosedError, EngineError, InvalidRequestError
+from inflight.errors import EngineClosedError, EngineError, InvalidRequestError, OverloadedError
 from inflight.interface.framing import Frame
 from inflight.multimodal import processors as module
 from inflight.multimodal.messages import MessageKind, Refusal, Start, Task, answer_frame, read_answer
@@ -147,6 +147,47 @@ def test_a_cancelled_image_is_not_processed(start: Start, monkeypatch: pytest.Mo
     processors.close()
 
 
+def test_many_images_of_one_client_delay_only_this_client(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+    gate = Future[None]()
+
+    class Process(FakeProcess):
+        def process(self, task: Task, seconds: float) -> Refusal:
+            gate.result(SOON)
+            seen.append(bytes(task.content[:5]))
+            return Refusal(message="done")
+
+    monkeypatch.setattr(module, "ProcessorProcess", Process)
+    processors = Processors(start, 1)
+    large = [processors.submit(task_of(b"large" * 1000), "many") for _ in range(20)]
+    wait_for(large[0].running)
+    small = processors.submit(task_of(b"small"), "other")
+    gate.set_result(None)
+    for each in (small, *large):
+        with pytest.raises(InvalidRequestError, match="done"):
+            each.result(SOON)
+    assert seen.index(b"small") <= 1
+    processors.close()
+
+
+def test_who_fills_the_queue_is_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING_BYTES", 10 * module.IMAGE_BYTES)
+    monkeypatch.setattr(module, "ProcessorProcess", FakeProcess)
+    processors = Processors(start, 1)
+    accepted = [processors.submit(task_of(b""), "many")]
+    wait_for(accepted[0].running)
+    accepted += [processors.submit(task_of(b""), "many") for _ in range(10)]
+    with pytest.raises(OverloadedError):
+        processors.submit(task_of(b""), "many")
+    others = processors.submit(task_of(b""), "other")
+    assert isinstance(accepted[-1].exception(SOON), OverloadedError), "the newest of the client with most"
+    assert not others.done()
+    assert accepted[-2].cancel()  # leaves the queue at once
+    processors.submit(task_of(b""), "third")
+    assert not accepted[-3].done()
+    processors.close()
+
+
 def test_an_image_that_ends_every_process_is_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     class Process(FakeProcess):
         def process(self, task: Task, seconds: float) -> Refusal:
@@ -172,9 +213,15 @@ class FakeProcess:
     def __init__(self, *_: object) -> None:
         FakeProcess.num_open += 1
         self.is_alive = True
+        self.killed = Future[None]()
+
+    def process(self, task: Task, seconds: float) -> Refusal:
+        self.killed.result(SOON)
+        return Refusal(message="killed")
 
     def kill(self) -> None:
-        pass
+        if not self.killed.done():
+            self.killed.set_result(None)
 
     def close(self) -> None:
         FakeProcess.num_open -= 1
@@ -182,12 +229,12 @@ class FakeProcess:
 
 def test_processes_start_when_they_are_needed_and_end_at_close(start: Start) -> None:
     processors = Processors(start, 2)
-    assert not processors._threads
+    assert not processors._processes
     processors.submit(GOOD).result(SOON)
-    assert len(processors._threads) == 1
+    assert len(processors._processes) == 1
     both = [processors.submit(GOOD) for _ in range(6)]
     assert all(each.result(SOON).inputs for each in both)
-    assert len(processors._threads) == 2
+    wait_for(lambda: len(processors._processes) == 2)
     children = [each._child for each in processors._processes.values()]
     processors.close()
     processors.close()
