@@ -8,7 +8,6 @@ from inflight.config.vision import VisionSpec, max_image_tokens
 from inflight.errors import InvalidRequestError
 from inflight.interface.images import ImageInput, ImagesPart
 from inflight.interface.request import Int32Array
-from inflight.multimodal.places import image_place
 from inflight.multimodal.processed import ProcessedImage
 
 
@@ -42,18 +41,18 @@ def _check_inputs(images: Sequence[ProcessedImage], vision: VisionSpec) -> None:
     Raises:
         InvalidRequestError: it does not, for example because of an option of the processor.
     """
-    for index, image in enumerate(images):
+    for image in images:
         for each in image.inputs:
             if each.num_tokens > (most := max_image_tokens(each.num_tokens)):
                 raise InvalidRequestError(
-                    f"the image needs {each.num_tokens} tokens; at most {most} are allowed: send a smaller one",
-                    image_place(index),
+                    f"{image.place}: the image needs {each.num_tokens} tokens; at most {most} are allowed: send a smaller one",
+                    image.place,
                 )
             if (problem := vision.grid_problem(each.grid)) is not None:
-                raise InvalidRequestError(f"the model cannot read {problem}", image_place(index))
+                raise InvalidRequestError(f"{image.place}: the model cannot read {problem}", image.place)
             if vision.num_tokens(each.grid) != each.num_tokens:
                 raise InvalidRequestError(
-                    f"the image has {each.num_tokens} tokens in the prompt, but the model makes "
+                    f"{image.place}: the image has {each.num_tokens} tokens in the prompt, but the model makes "
                     f"{vision.num_tokens(each.grid)} embeddings of it",
-                    image_place(index),
+                    image.place,
                 )

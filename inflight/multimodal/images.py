@@ -14,7 +14,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from inflight.multimodal.cache import ImageCache, ImageName, Scope
 from inflight.multimodal.fair_threads import FairThreads
 from inflight.multimodal.fetch import WebUrl
 from inflight.multimodal.messages import Start, Task
-from inflight.multimodal.places import IMAGES, image_place, uuid_place
+from inflight.multimodal.places import IMAGES
 from inflight.multimodal.processed import ProcessedImage
 from inflight.multimodal.processors import Processors
 from inflight.multimodal.prompt import GivenImage, read_images
@@ -92,10 +92,7 @@ class Images:
         if self._is_closed:
             raise EngineClosedError("the engine was closed; make a new one")
         digest = _digest_of(options)
-        tasks = [
-            asyncio.ensure_future(self._process(index, each, scope, client, options, digest))
-            for index, each in enumerate(given)
-        ]
+        tasks = [asyncio.ensure_future(self._process(each, scope, client, options, digest)) for each in given]
         try:
             return tuple(await asyncio.gather(*tasks))
         finally:  # if one is wrong, nobody waits for the others
@@ -114,26 +111,28 @@ class Images:
         self._end()
 
     async def _process(
-        self, index: int, given: GivenImage, scope: Scope, client: str, options: Mapping[str, Any], digest: bytes
+        self, given: GivenImage, scope: Scope, client: str, options: Mapping[str, Any], digest: bytes
     ) -> ProcessedImage:
         name = None if given.uuid is None else ImageName(given.uuid, scope, digest)
         try:
             if given.source is None:
                 assert name is not None  # `read_images` has checked it
-                return self._named(name, index)
+                return replace(self._named(name), place=given.place)
             content = await self._read(given.source, client)
             find = partial(self._find, content, options, digest, name, client)
             running = await self._in_turn(self._reading, find, client, READ_SECONDS)
-            return running if isinstance(running, ProcessedImage) else await self._result(running)
+            image = running if isinstance(running, ProcessedImage) else await self._result(running)
+            return replace(image, place=given.place)
         except InvalidRequestError as error:  # a new one, because several requests may wait for the same image
-            raise InvalidRequestError(str(error), error.param or image_place(index)) from error
+            if error.param:
+                raise InvalidRequestError(str(error), error.param) from error
+            raise InvalidRequestError(f"{given.place}: {error}", given.place) from error
 
-    def _named(self, name: ImageName, index: int) -> ProcessedImage:
+    def _named(self, name: ImageName) -> ProcessedImage:
         if (image := self.cache.get_named(name)) is not None:
             return image
         raise InvalidRequestError(
-            f"no image with the uuid {name.uuid!r} is cached; send the image again (with the same uuid)",
-            uuid_place(index),
+            f"no image with the uuid {name.uuid!r} is cached; send the image again (with the same uuid)"
         )
 
     async def _read(self, source: Source, client: str) -> ImageContent:

@@ -1,4 +1,5 @@
-"""How errors name the parts of a prompt with images (`InvalidRequestError.param`)."""
+"""How errors name the parts of a prompt with images (`InvalidRequestError.param`). If a prompt has names of its own for its
+images ("multi_modal_places"), they are used instead."""
 
 IMAGES = "multi_modal_data['image']"
 OPTIONS = "mm_processor_kwargs"

@@ -34,11 +34,13 @@ class ProcessedImage:
         placeholder: the text that stands for an image in a prompt before it is expanded, such as "<image>".
         expansion: the text that replaces one placeholder.
         inputs: in the order of their tokens in the expansion.
+        place: what errors call the image, in the prompt that it was processed for.
     """
 
     placeholder: str
     expansion: str
     inputs: tuple[ProcessedInput, ...]
+    place: str = ""
 
     @property
     def num_bytes(self) -> int:

@@ -20,19 +20,23 @@ class ImagesOfPrompt(TypedDict, total=False):
         multi_modal_data: {"image": an image or several}. The text of the prompt has a placeholder for each.
         multi_modal_uuids: {"image": a uuid for each image, or None}. An image that was sent before with a uuid may be None.
         mm_processor_kwargs: arguments of the model's image processor.
+        multi_modal_places: what errors call the images; by default multi_modal_data['image'][0] and so on.
     """
 
     multi_modal_data: Mapping[str, Any]  # Any: see `check_source`
     multi_modal_uuids: Mapping[str, Any]
     mm_processor_kwargs: Mapping[str, Any]  # Any: JSON
+    multi_modal_places: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class GivenImage:
-    """An image of a prompt. `source` is None if the client has sent it before, with this uuid."""
+    """An image of a prompt. `source` is None if the client has sent it before, with this uuid. `place` is what errors call it,
+    or its uuid if it has only that."""
 
     source: Source | None
     uuid: str | None
+    place: str
 
 
 def has_images(prompt: object) -> bool:
@@ -52,18 +56,20 @@ def read_images(prompt: Mapping[str, object], settings: ImageSettings) -> tuple[
             f"the prompt has {len(sources)} images; at most {settings.max_images} are allowed (--limit-mm-per-prompt)",
             IMAGES,
         )
-    uuids = _uuids_of(prompt, len(sources))
+    places, uuid_places = _places_of(prompt, len(sources))
+    uuids = _uuids_of(prompt, uuid_places)
     given = []
-    for index, (source, uuid) in enumerate(zip(sources, uuids, strict=True)):
-        if source is None and uuid is None:
-            raise InvalidRequestError(
-                "an image is None; give the image, or the uuid of one that was sent before", image_place(index)
-            )
+    for source, uuid, place, place_of_uuid in zip(sources, uuids, places, uuid_places, strict=True):
+        if source is None:
+            if uuid is None:
+                problem = "the image is None; give the image, or the uuid of one that was sent before"
+                raise InvalidRequestError(f"{place}: {problem}", place)
+            given.append(GivenImage(None, uuid, place_of_uuid))
+            continue
         try:
-            given.append(GivenImage(None if source is None else check_source(source, settings), uuid))
+            given.append(GivenImage(check_source(source, settings), uuid, place))
         except InvalidRequestError as error:
-            error.param = image_place(index)
-            raise
+            raise InvalidRequestError(f"{place}: {error}", place) from error
     return given, _options_of(prompt, settings)
 
 
@@ -83,8 +89,25 @@ def _images_of(prompt: Mapping[str, object]) -> Sequence[object]:
     return images if isinstance(images, list | tuple) else [images]
 
 
-def _uuids_of(prompt: Mapping[str, object], num_images: int) -> Sequence[str | None]:
-    given = prompt.get("multi_modal_uuids")
+def _places_of(prompt: Mapping[str, object], num_images: int) -> tuple[Sequence[str], Sequence[str]]:
+    """What errors call the images, and their uuids."""
+    given = prompt.get("multi_modal_places")
+    if given is None:
+        numbers = range(num_images)
+        return [image_place(number) for number in numbers], [uuid_place(number) for number in numbers]
+    if (
+        not isinstance(given, list | tuple)
+        or len(given) != num_images
+        or not all(isinstance(each, str) for each in given)
+    ):
+        raise InvalidRequestError(
+            f"multi_modal_places must be a list with a text for each of the {num_images} images", "multi_modal_places"
+        )
+    return given, given
+
+
+def _uuids_of(prompt: Mapping[str, object], places: Sequence[str]) -> Sequence[str | None]:
+    given, num_images = prompt.get("multi_modal_uuids"), len(places)
     if given is None:
         return [None] * num_images
     if not isinstance(given, Mapping) or given.keys() - {"image"}:
@@ -96,9 +119,10 @@ def _uuids_of(prompt: Mapping[str, object], num_images: int) -> Sequence[str | N
             f"multi_modal_uuids must have a list with one uuid, or None, for each of the {num_images} images",
             "multi_modal_uuids",
         )
-    for index, uuid in enumerate(uuids):
+    for place, uuid in zip(places, uuids, strict=True):
         if uuid is not None and (not isinstance(uuid, str) or not 0 < len(uuid) <= MAX_UUID_LENGTH):
-            raise InvalidRequestError(f"a uuid must be a text of 1 to {MAX_UUID_LENGTH} characters", uuid_place(index))
+            problem = f"a uuid must be a text of 1 to {MAX_UUID_LENGTH} characters"
+            raise InvalidRequestError(f"{place}: {problem}", place)
     return uuids
 
 

@@ -13,6 +13,7 @@ from openai import OpenAI
 from inflight import LLM, SamplingParams
 from inflight.engine.request.prompt import TextPrompt
 from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.errors import InvalidRequestError
 from tests.e2e.openai_server import MODEL, demo_args, running_server
 from tests.support.served_image_model import IMAGE, base64_of, data_url, picture, png, write_served_image_model
 
@@ -128,6 +129,12 @@ def test_python_gives_the_same_answer(http: httpx.Client, folder: Path, tmp_path
         given: TextPrompt = {"prompt": prompt, "multi_modal_data": {"image": [FIRST, SECOND]}}
         [output] = llm.generate([given], params, use_tqdm=False)
         assert output.outputs[0].text == asked[0]
+        wrong = [{"role": "user", "content": [text("a"), {"type": "image", "image": png(FIRST)[:99]}]}]
+        for several, begin in ((wrong, ""), ([wrong, wrong], "messages[0]: ")):
+            with pytest.raises(InvalidRequestError) as error:
+                llm.chat(several, params, use_tqdm=False)
+            assert error.value.param == "messages[0]['content'][1]"
+            assert str(error.value).startswith(f"{begin}{error.value.param}: ")
 
 
 def test_counts_are_those_of_usage(http: httpx.Client) -> None:
@@ -255,6 +262,89 @@ def test_what_else_is_refused(http: httpx.Client) -> None:
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "mm_processor_kwargs")
     answer = http.post("/v1/completions", json={"prompt": f"a {IMAGE}", "max_tokens": 2})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
+def body_of(*content: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [*content]}], "max_tokens": 2, **more}
+
+
+def said(*given: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"input": [{"role": "user", "content": "a"}, {"role": "user", "content": [*given]}], **more}
+
+
+def shown(*images: str, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "a", "images": [*images]}], **more}
+
+
+WRITTEN = f"a {IMAGE}"  # is refused, because it would be taken for an image
+STORED = {"type": "image", "source": {"type": "file", "file_id": "f"}}
+CUT_URL = f"data:image/png;base64,{CUT}"
+USE = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": [text(WRITTEN)]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "place", "words"),
+    [
+        (CHAT, {"messages": [{"role": "system", "content": WRITTEN}]}, "messages[0].content", "stands for an image"),
+        (CHAT, body_of({**image_url(FIRST), "uuid": "x" * 257}), "messages[0].content[0].uuid", "256"),
+        (CHAT, body_of({**image_url(FIRST), "uuid": 5}), "messages[0].content[0].uuid", "string"),
+        (CHAT, body_of({**image_url(FIRST), "uuid": ""}), "messages[0].content[0].uuid", "1 character"),
+        (CHAT, body_of({"type": "image", "image": data_url(FIRST)}), "messages[0].content[0].type", "image_url"),
+        (CHAT, body_of({"type": "computer_screenshot"}), "messages[0].content[0].type", "image_url"),
+        (CHAT, body_of({"type": "video_url", "video_url": {}}), "messages[0].content[0].type", "no audio, video"),
+        (CHAT, body_of(image_url(FIRST), mm_processor_kwargs=5), "mm_processor_kwargs", ""),
+        (RESPONSES, {"instructions": WRITTEN, "input": "a"}, "instructions", "stands for an image"),
+        (RESPONSES, {"instructions": "a", "input": WRITTEN}, "input", "stands for an image"),
+        (RESPONSES, said({"type": "input_text", "text": WRITTEN}, instructions="a"), "input[1]", "stands for an image"),
+        (RESPONSES, said({"type": "input_image", "image_url": CUT_URL}), "input[1].content[0].image_url", ""),
+        (RESPONSES, said({"type": "input_image", "file_id": "f"}), "input[1].content[0]", "no files"),
+        (RESPONSES, said({"type": "input_image", "uuid": 5}), "input[1].content[0].uuid", "string"),
+        (RESPONSES, said({"type": "input_image", "uuid": "never"}), "input[1].content[0].uuid", "cached"),
+        (RESPONSES, said({"type": "input_file", "file_id": "f"}), "input[1].content[0].type", "no audio, video"),
+        (MESSAGES, body_of(text("a"), system=WRITTEN), "system", "stands for an image"),
+        (MESSAGES, body_of(text(WRITTEN), system="a"), "messages[0]", "stands for an image"),
+        (
+            MESSAGES,
+            {
+                "messages": [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": [text("b"), USE]},
+                    {"role": "user", "content": [RESULT, text("c")]},
+                ],
+                "max_tokens": 2,
+                "system": "s",
+            },
+            "messages[2]",
+            "stands for an image",
+        ),
+        (MESSAGES, body_of(text("a"), system=[block(FIRST)]), "system[0].type", "system text takes no images"),
+        (MESSAGES, body_of(STORED), "messages[0].content[0].type", "base64 or url"),
+        (
+            MESSAGES,
+            body_of({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": CUT}}),
+            "messages[0].content[0].source.data",
+            "",
+        ),
+        ("/api/chat", shown(CUT), "messages[0].images[0]", ""),
+        ("/api/chat", {"messages": [{"role": "user", "content": WRITTEN}]}, "messages[0]", "stands for an image"),
+        ("/api/generate", {"prompt": "a", "system": WRITTEN}, "system", "stands for an image"),
+        ("/api/generate", {"prompt": WRITTEN, "system": "a"}, "prompt", "stands for an image"),
+        ("/api/generate", {"prompt": "a", "images": [base64_of(FIRST), CUT]}, "images[1]", ""),
+        ("/api/generate", {"prompt": "a", "images": ["data:,"]}, "images[0]", "base64"),
+    ],
+)
+def test_an_error_names_the_field_of_its_api(
+    http: httpx.Client, path: str, body: dict[str, Any], place: str, words: str
+) -> None:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    message = error if isinstance(error, str) else error["message"]
+    assert message.startswith(place) and not message.startswith((f"{place}[", f"{place}.")), message
+    assert words in message
+    if isinstance(error, dict) and "param" in error:
+        assert error["param"] == place
 
 
 def test_the_descriptions_of_the_model(http: httpx.Client) -> None:

@@ -71,6 +71,7 @@ class Chats:
             "prompt": rendered.text,
             "multi_modal_data": {"image": [image.source for image in shown]},
             "multi_modal_uuids": {"image": [image.uuid for image in shown]},
+            "multi_modal_places": [image.place for image in shown],
         }
 
     def with_strict_tools(

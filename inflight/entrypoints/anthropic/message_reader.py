@@ -42,6 +42,7 @@ class MessageReader:
     Attributes:
         loaded: the deferred tools whose definitions the messages so far have; name -> definition.
         left_out: the names of the blocks that the model does not see, for the answer's header.
+        places: for each message that was read the field of the request that has it.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class MessageReader:
         """
         self.loaded: dict[str, Json] = {}
         self.left_out: list[str] = []
+        self.places: list[str] = []
         self._messages = messages
         self._listed = frozenset(listed)
         self._deferred = deferred
@@ -75,6 +77,9 @@ class MessageReader:
         texts = []
         for i, block in enumerate(system or ()):
             if isinstance(block, ImageBlock):  # as in Anthropic's API, which takes text only here
+                if is_asked and self._images.are_read:
+                    problem = "the system text takes no images; put the image into a message of the user"
+                    raise FieldError(f"system[{i}].type", f"system[{i}].type: {problem}")
                 texts.append(self._text_instead(block, f"system[{i}]", is_asked=is_asked))
             else:
                 texts += [
@@ -89,15 +94,18 @@ class MessageReader:
         """
         found: list[Json] = []
         for i, message in enumerate(self._messages):
-            if isinstance(message.content, str):
-                found.append(chat_message(message.role, message.content))
-                continue
-            blocks = [(block, f"messages[{i}].content[{k}]") for k, block in enumerate(message.content)]
-            if message.role == "assistant":
-                found += self._answers(blocks)
-            else:
-                found += self._question(message.role, blocks, is_asked=i >= self._num_answered)
+            made = self._read_message(message, f"messages[{i}]", is_asked=i >= self._num_answered)
+            found += made
+            self.places += [f"messages[{i}]"] * len(made)
         return found
+
+    def _read_message(self, message: InputMessage, place: str, *, is_asked: bool) -> list[Json]:
+        if isinstance(message.content, str):
+            return [chat_message(message.role, message.content)]
+        blocks = [(block, f"{place}.content[{k}]") for k, block in enumerate(message.content)]
+        if message.role == "assistant":
+            return self._answers(blocks)
+        return self._question(message.role, blocks, is_asked=is_asked)
 
     def _question(self, role: str, blocks: list[tuple[ContentBlock, str]], *, is_asked: bool) -> list[Json]:
         """Chat templates expect the results right behind the calls, so they come before the text of the same message."""

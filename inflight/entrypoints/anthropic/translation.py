@@ -46,6 +46,7 @@ def read_messages(server: ApiServer, body: CountTokensRequest) -> ChatRequest:
     system = reader.system_text(body.system)
     messages = [chat_message("system", system)] if system else []
     messages += reader.read()
+    places = [*(["system"] if system else ()), *reader.places]
     if len(messages) > MAX_MESSAGES:
         raise FieldError("messages", f"messages: too many messages: {too_many(MAX_MESSAGES, len(messages))}")
     # the definitions of older ones stay in the messages
@@ -61,6 +62,7 @@ def read_messages(server: ApiServer, body: CountTokensRequest) -> ChatRequest:
     return ChatRequest(
         prompt=ChatPrompt(
             messages=messages,
+            places=places,
             images=images.sources,
             tools=tools,
             continue_final_message=last["role"] == "assistant"

@@ -34,6 +34,11 @@ _MEDIA = (
     "document",
     "container_upload",
 )  # words in the names of types
+_IMAGES = ("image", "screenshot")
+_HOW_TO_SEND = (
+    "an image is read in parts of the type image_url (chats) or input_image (Responses) with a URL, and in blocks of the type "
+    "image with a source of the type base64 or url (Messages)"
+)
 _TEXTS = {
     "text": "text",
     "input_text": "text",
@@ -157,10 +162,15 @@ def check_medium(kind: str, where: str, images: RequestImages) -> None:
         FieldError: a part of this type is a medium.
     """
     medium = _medium_of(kind)
-    if medium is not None:
-        none = "audio, video or files" if images.are_read else "images, audio, video or files"
-        takes = "text and images" if images.are_read else "text only"
-        raise FieldError(where, f"{where}: {kind!r} is of type {medium}; this model takes no {none}: it takes {takes}")
+    if medium is None:
+        return
+    if not images.are_read:
+        takes = "this model takes no images, audio, video or files: it takes text only"
+    elif medium in _IMAGES:
+        takes = _HOW_TO_SEND
+    else:
+        takes = "this model takes no audio, video or files: it takes text and images"
+    raise FieldError(where, f"{where}: {kind!r} is of type {medium}; {takes}")
 
 
 def text_instead(kind: str, images: RequestImages) -> str:

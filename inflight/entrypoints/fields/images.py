@@ -47,8 +47,8 @@ class ImagePart(OtherPart):
     image_url: Annotated[str | ImageUrl | None, BeforeValidator(_readable_url)] = optional(
         "A URL. It may be left out for an image that was sent before, with its uuid."
     )
-    uuid: Annotated[str | None, BeforeValidator(lambda given: given if isinstance(given, str) else None)] = optional(
-        "A name by which later requests can send the image again without its data."
+    uuid: str | None = optional(
+        "A name by which later requests can send the image again without its data.", min_length=1, max_length=256
     )
 
     @property

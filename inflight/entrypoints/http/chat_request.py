@@ -23,6 +23,7 @@ class ChatPrompt:
     Attributes:
         messages: as templates get them: calls have objects as arguments, and fields without a value are left out. An image is
             a part with its number.
+        places: for each message the field of the request that has it; empty: the message `i` is messages[i].
         images: the images by their numbers.
         processor_options: of the model's processor of images, for this request.
         tools: the functions of the conversation, as JSON objects.
@@ -31,6 +32,7 @@ class ChatPrompt:
     """
 
     messages: Sequence[Json]
+    places: Sequence[str] = ()
     images: Sequence[ImageSource] = ()
     processor_options: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Json] = ()

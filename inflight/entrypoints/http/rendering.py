@@ -1,13 +1,19 @@
 """Turns the messages of a chat into the token ids of a prompt, off the event loop."""
 
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from inflight.entrypoints.fields.field_error import FieldError
 from inflight.entrypoints.http.chat_request import ChatPrompt
 from inflight.entrypoints.http.prompt_images import fields_of_images, prompt_with_images
 from inflight.entrypoints.http.server import ApiServer
 from inflight.entrypoints.http.validated import TokenPrompt
 from inflight.errors import InvalidRequestError
 from inflight.tokenizer.chat_template import RenderedChat
+
+_MESSAGE = re.compile(r"messages\[(\d+)\]")  # the beginning of a place in a message, as the chat template names it
 
 
 async def render_messages(
@@ -25,7 +31,7 @@ async def render_messages(
         encoding = server.engine.encode(rendered.text, add_special_tokens=adds_special_tokens, behind=behind)
         return TokenPrompt(await encoding)
     given = prompt_with_images(rendered, prompt.images, prompt.processor_options)
-    with fields_of_images(rendered, prompt.images):
+    with fields_of_images(prompt.images):
         prepared = await server.engine.prepare(given, add_special_tokens=adds_special_tokens, cache_salt=cache_salt)
     return TokenPrompt(prepared.token_ids, prepared=prepared)
 
@@ -34,6 +40,7 @@ async def render_text(server: ApiServer, prompt: ChatPrompt) -> RenderedChat:
     """Returns what the chat template makes of the messages.
 
     Raises:
+        FieldError: a message is wrong. Its field is one of `prompt.places`.
         InvalidRequestError: the template refuses the messages, or the engine has no tokenizer.
     """
     engine = server.engine
@@ -55,7 +62,27 @@ async def render_text(server: ApiServer, prompt: ChatPrompt) -> RenderedChat:
     def render() -> RenderedChat:
         return template.render_chat(prompt.messages, **arguments)
 
-    return await engine.render(render)
+    with _fields_of_messages(prompt.places):
+        return await engine.render(render)
+
+
+@contextmanager
+def _fields_of_messages(places: Sequence[str]) -> Iterator[None]:
+    """
+    Raises:
+        FieldError: instead of an error about a message. It names the field of the request that has the message.
+    """
+    try:
+        yield
+    except InvalidRequestError as error:
+        found = _MESSAGE.match(error.param)
+        if found is None or not places:
+            raise
+        place = places[int(found[1])]
+        message = str(error)
+        if message.startswith(error.param):
+            message = place + message.removeprefix(error.param)
+        raise FieldError(place, message) from error
 
 
 def truncated(prompt: TokenPrompt, wanted: int | None, max_model_len: int) -> TokenPrompt:

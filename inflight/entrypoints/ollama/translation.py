@@ -83,13 +83,15 @@ def read_chat(server: ApiServer, body: AnswerRequest) -> ChatRequest:
     model = served_name(server, body.model)
     left_out: list[str] = []
     images = server.new_images()
-    messages, unread = make_readable(_conversation(body, left_out, images), images)
+    given = _conversation(body, left_out, images)
+    messages, unread = make_readable(list(given.values()), images)
     functions, others = keep_functions(body.tools if isinstance(body, ChatRequestBody) else None)
     tools = plain_tools(functions)
     thoughts = thoughts_of(body)
     return ChatRequest(
         prompt=ChatPrompt(
             messages=template_messages(messages),
+            places=list(given),
             images=images.sources,
             tools=tools,
             variables=body.chat_template_kwargs or {},
@@ -118,20 +120,22 @@ def _presentation(body: AnswerRequest, model: str) -> Presentation:
     return Presentation(model=body.model or model, stream=body.stream is not False)
 
 
-def _conversation(body: AnswerRequest, left_out: list[str], images: RequestImages) -> list[ChatMessage]:
-    """`left_out` gets the names of the fields that the model does not see, for the answer's header.
+def _conversation(body: AnswerRequest, left_out: list[str], images: RequestImages) -> dict[str, ChatMessage]:
+    """The messages by the fields of the request that have them. `left_out` gets the names of the fields that the model does not
+    see, for the answer's header.
 
     Raises:
         FieldError: the client asks about images, and the model takes none.
     """
     if isinstance(body, ChatRequestBody):
-        found = _messages(body.messages or (), left_out, images)
+        read = _messages(body.messages or (), left_out, images)
+        found = {f"messages[{i}]": message for i, message in enumerate(read)}
     else:
         assert isinstance(body, GenerateRequest)
-        question = body.prompt or ""
-        texts = {"system": body.system, "user": _with_images(question, body.images, "images", images, is_asked=True)}
-        found = [{"role": role, "content": text} for role, text in texts.items() if text]
-    return [ChatMessage.model_validate(message) for message in found]
+        question = _with_images(body.prompt or "", body.images, "images", images, is_asked=True)
+        texts = (("system", "system", body.system), ("prompt", "user", question))
+        found = {field: {"role": role, "content": text} for field, role, text in texts if text}
+    return {field: ChatMessage.model_validate(message) for field, message in found.items()}
 
 
 def _with_images(

@@ -87,6 +87,7 @@ def _read_chat(server: ApiServer, body: ResponsesRequest, tools: PromptTools) ->
     return ChatRequest(
         prompt=ChatPrompt(
             messages=read.chat_messages(),
+            places=read.places,
             images=images.sources,
             tools=tools.functions,
             variables=body.chat_template_kwargs or {},
@@ -113,6 +114,7 @@ class _Messages:
     answer of a chat.
 
     Attributes:
+        places: for each message the field of the request that it begins with.
         left_out: the names of the items and parts that the model does not see, for the answer's header.
     """
 
@@ -124,12 +126,15 @@ class _Messages:
             ApiError: an item refers to a stored item.
         """
         self.messages: list[dict[str, Any]] = []  # Any: the arguments of `chat_message`
+        self.places: list[str] = []
         self.left_out: list[str] = []
+        self._where = "instructions"
         self._tools = tools
         self._images = images
         self._turn: dict[str, Any] | None = None  # the last message, if more of its turn may follow
         if body.instructions is not None:
             self._add("system", content=body.instructions)
+        self._where = "input"
         if isinstance(body.input, str):
             self._add("user", content=body.input)
             return
@@ -147,7 +152,7 @@ class _Messages:
         return [chat_message(**{"content": None, **message}) for message in self.messages]
 
     def _add_item(self, item: StrictModel, index: int) -> None:
-        where = f"input[{index}]"
+        where = self._where = f"input[{index}]"
         if isinstance(item, MessageItem):
             is_answer = item.role == "assistant"
             is_asked = index >= self._num_answered and item.role != "tool"
@@ -213,6 +218,7 @@ class _Messages:
 
     def _add(self, role: str, **members: Any) -> None:
         self.messages.append({"role": role, **members})
+        self.places.append(self._where)
         self._turn = None
 
 

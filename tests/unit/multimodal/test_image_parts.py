@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -50,16 +52,16 @@ def test_tokens_of_images_at_other_places_are_refused(text: str) -> None:
 def test_an_image_that_the_tower_makes_other_embeddings_of_is_refused() -> None:
     for grid in ((1, 1, 3), (1, 0, 2)):
         wrong = ProcessedInput(pixels=np.zeros((2, 2), dtype=np.float32), grid=grid, num_tokens=2, digest=bytes(32))
-        image = ProcessedImage(placeholder="@", expansion="@@", inputs=(wrong,))
-        with pytest.raises(InvalidRequestError) as error:
+        image = ProcessedImage(placeholder="@", expansion="@@", inputs=(wrong,), place="here")
+        with pytest.raises(InvalidRequestError, match=r"^here: ") as error:
             images_part(np.array(encode("@@@@"), dtype=np.int32), [image_of(2), image], TOWER)
-        assert error.value.param == "multi_modal_data['image'][1]"
+        assert error.value.param == "here"
 
 
 def test_an_image_with_too_many_tokens_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="at most 16384") as error:
-        part_of("@" * 20_000, image_of(20_000))
-    assert error.value.param == "multi_modal_data['image'][0]"
+        part_of("@" * 20_000, replace(image_of(20_000), place="here"))
+    assert error.value.param == "here"
 
 
 def test_the_part_has_what_the_processor_made() -> None:

@@ -49,9 +49,21 @@ def test_options_of_a_prompt_go_before_those_of_the_engine() -> None:
     assert options == {"do_resize": True, "max_pixels": 5}
 
 
+def test_a_prompt_may_name_its_images() -> None:
+    given = prompt_of([b"a", 5], multi_modal_places=["the first", "the second"])
+    with pytest.raises(InvalidRequestError, match=r"^the second: ") as error:
+        read_images(given, SETTINGS)
+    assert error.value.param == "the second"
+    given = prompt_of([b"a"], multi_modal_places=["the first"], multi_modal_uuids={"image": [""]})
+    with pytest.raises(InvalidRequestError, match=r"^the first: "):
+        read_images(given, SETTINGS)
+
+
 @pytest.mark.parametrize(
     ("prompt", "param"),
     [
+        (prompt_of([b"a"], multi_modal_places=[]), "multi_modal_places"),
+        (prompt_of([b"a"], multi_modal_places="x"), "multi_modal_places"),
         (prompt_of([b"a"] * 4), "multi_modal_data['image']"),
         (prompt_of([b"a", None]), "multi_modal_data['image'][1]"),
         (prompt_of([b"a", 5]), "multi_modal_data['image'][1]"),

@@ -23,20 +23,15 @@ def test_images_come_in_the_order_of_the_prompt() -> None:
         "prompt": "<image> <image>",
         "multi_modal_data": {"image": ["data:,c", None]},
         "multi_modal_uuids": {"image": ["c", "b"]},
+        "multi_modal_places": ["messages[2].images[0]", "messages[1].content[0].uuid"],
         "mm_processor_kwargs": {"max_pixels": 9},
     }
 
 
-@pytest.mark.parametrize(
-    ("param", "field"),
-    [
-        ("multi_modal_data['image'][0]", "messages[2].images[0]"),
-        ("multi_modal_uuids['image'][1]", "messages[1].content[0].uuid"),
-    ],
-)
-def test_an_error_names_the_field_of_its_image(param: str, field: str) -> None:
-    with refused(field), fields_of_images(CHAT, SOURCES):
-        raise InvalidRequestError("there is no image behind this URL", param)
+@pytest.mark.parametrize("field", ["messages[2].images[0]", "messages[1].content[0].uuid"])
+def test_an_error_of_an_image_is_one_of_its_field(field: str) -> None:
+    with refused(field), fields_of_images(SOURCES):
+        raise InvalidRequestError(f"{field}: there is no image behind this URL", field)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +39,6 @@ def test_an_error_names_the_field_of_its_image(param: str, field: str) -> None:
     [("multi_modal_data['image']", "messages"), ("prompt", "prompt"), ("mm_processor_kwargs", "mm_processor_kwargs")],
 )
 def test_other_errors_are_about_the_messages_or_stay_as_they_are(param: str, found: str) -> None:
-    with pytest.raises(InvalidRequestError) as raised, fields_of_images(CHAT, SOURCES):
+    with pytest.raises(InvalidRequestError) as raised, fields_of_images(SOURCES):
         raise InvalidRequestError("too many images", param)
     assert raised.value.param == found

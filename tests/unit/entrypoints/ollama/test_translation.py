@@ -69,7 +69,8 @@ def test_results_belong_to_the_calls_in_their_order() -> None:
 )
 def test_a_prompt_is_a_message(fields: dict[str, Any], messages: list[tuple[str, str]]) -> None:
     found = _conversation(GenerateRequest(prompt="Hi", **fields), [], RequestImages(are_read=False))
-    assert [(message.role, message.content) for message in found] == messages
+    assert [(message.role, message.content) for message in found.values()] == messages
+    assert list(found) == ["system", "prompt"][-len(messages) :]
 
 
 def test_latest_may_be_added_to_a_name_or_left_out() -> None:
@@ -87,7 +88,8 @@ def test_images_in_older_messages_and_in_results_are_texts() -> None:
     left_out: list[str] = []
     body = ChatRequest.model_validate({"messages": [picture, answer, USER, {**USER, "images": []}, result]})
     found = _conversation(body, left_out, RequestImages(are_read=False))
-    assert [message.content for message in found] == [f"Look\n{text}", f"A cat.\n{text}", "Hi", "Hi", text]
+    assert list(found) == [f"messages[{i}]" for i in range(5)]
+    assert [message.content for message in found.values()] == [f"Look\n{text}", f"A cat.\n{text}", "Hi", "Hi", text]
     assert left_out == ["messages[].images"] * 3
     with refused("messages[2].images"):
         body = ChatRequest.model_validate({"messages": [picture, answer, picture]})
