@@ -26,6 +26,7 @@ from inflight.engine.request.prompt import Prompt
 from inflight.entrypoints.conversations import Message, as_conversations
 from inflight.entrypoints.foreign_llm import missing_attribute, own_arguments, refuse_others
 from inflight.entrypoints.insight_methods import InsightMethods
+from inflight.entrypoints.kinds_of_engines import call_type, make_engine
 from inflight.entrypoints.llm_arguments import as_prompts, one_each, one_of, priorities
 from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.entrypoints.offline_engine import OfflineEngine
@@ -68,9 +69,9 @@ class LLM(PoolingMethods, InsightMethods):
         self._has_hinted = False
         self._free_turn()
         call_in_forks(self._free_turn)
-        self._engine = _make_engine(
-            EngineArgs.from_kwargs({"model": model, **NO_TIME_LIMITS, **own_arguments(engine_args)})
-        )
+        args = EngineArgs.from_kwargs({"model": model, **NO_TIME_LIMITS, **own_arguments(engine_args)})
+        self._engine = make_engine(args)
+        self._call_type = call_type(self._engine)
 
     @property
     def llm_engine(self) -> LLMEngine:
@@ -107,7 +108,7 @@ class LLM(PoolingMethods, InsightMethods):
 
         Raises:
             InvalidRequestError: a prompt or a parameter is wrong. Of several prompts, the message names the wrong one, such as
-                `prompts[7]`. Nothing of this call was computed.
+                `prompts[7]`. Nothing of this call was computed, unless prompts have images.
             EngineError: a step failed, and all requests of this call are aborted. The engine can be used again only if it has
                 one rank and this rank can still compute. With several replicas, only the requests of this step fail: their
                 outputs have the finish reason "error".
@@ -251,7 +252,7 @@ class LLM(PoolingMethods, InsightMethods):
     ) -> list[RequestOutput]:
         request_ids = [str(next(self._request_ids)) for _ in prompts]
         requests = list(zip(request_ids, prompts, params, options, strict=True))
-        call = _Call(self._engine, self._turn, requests, argument)
+        call = self._call_type(self._engine, self._turn, requests, argument)
         try:
             call.start()
             with tqdm(total=len(request_ids), disable=not use_tqdm, unit="request", dynamic_ncols=True) as bar:
@@ -270,7 +271,7 @@ class LLM(PoolingMethods, InsightMethods):
         return outputs
 
 
-class _Call(threading.Thread):
+class Call(threading.Thread):
     """Runs the requests of one call.
 
     Attributes:
@@ -313,22 +314,26 @@ class _Call(threading.Thread):
                     engine.add_request(request_id, prompt, params, **options)
                 self._raise_if_interrupted()
             while len(finished) < len(self._requests):
-                done = {output.request_id: output for output in engine.step() if output.finished}
-                finished |= done
-                if done:
-                    self.progress.put(list(done.values()))
+                finished |= self._step()
                 self._raise_if_interrupted()
         except BaseException:  # a wrong request, a failed step or an interrupt ends all requests of this call
             engine.abort_requests([request_id for request_id, *_ in self._requests])
             raise
         return [finished[request_id] for request_id, *_ in self._requests]
 
+    def _step(self) -> dict[str, RequestOutput]:
+        """Returns the outputs of the requests that have ended in this step, by the ids of the requests."""
+        done = {output.request_id: output for output in self._engine.step() if output.finished}
+        if done:
+            self.progress.put(list(done.values()))
+        return done
+
     def _raise_if_interrupted(self) -> None:
         if self.is_interrupted:
             raise KeyboardInterrupt
 
 
-def _show_progress(call: _Call, bar: "tqdm[Any]") -> None:  # Any: the bar iterates over nothing
+def _show_progress(call: Call, bar: "tqdm[Any]") -> None:  # Any: the bar iterates over nothing
     """Move the bar until the call has ended. Beside it stand the tokens per second of the prompts and of the answers, counted
     when a request ends."""
     start, num_in, num_out = time.monotonic(), 0, 0
@@ -338,11 +343,3 @@ def _show_progress(call: _Call, bar: "tqdm[Any]") -> None:  # Any: the bar itera
         seconds = max(time.monotonic() - start, 1e-9)
         bar.set_postfix_str(f"in {num_in / seconds:.0f}, out {num_out / seconds:.0f} tokens/s", refresh=False)
         bar.update(len(ended))
-
-
-def _make_engine(args: EngineArgs) -> OfflineEngine:
-    if args.data_parallel_size == 1:
-        return LLMEngine.from_args(args)
-    from inflight.entrypoints.replicated_engine import ReplicatedEngine  # needs msgspec, which one engine does not
-
-    return ReplicatedEngine(args)

@@ -29,6 +29,7 @@ class OfflineEngine(ABC):
         chat_template: None if skip_tokenizer_init=True.
         has_chat_template: whether a chat needs no template of its own.
         model_config: the model, resolved.
+        images: prepares prompts with images.
         default_params: used for a request without `SamplingParams`.
     """
 
@@ -39,6 +40,7 @@ class OfflineEngine(ABC):
         template = self.chat_template
         self.has_chat_template = template is not None and template.default_source is not None
         self.model_config = input_processor.config.model
+        self.images = input_processor.images
         self._input_processor = input_processor
         self._logged_unenforced: set[str] = set()
 

@@ -53,6 +53,11 @@ class ImagePrompts:
             return prompt
         return _with_images(prompt, await self._able().prepare(prompt, _scope_of(prompt, cache_salt), client))
 
+    def prepared_now(self, prompt: Any, cache_salt: str) -> Any:  # Any: as above
+        """As `prepared`. This thread waits for the images, unless they are processed already."""
+        images = self.processed(prompt, cache_salt)
+        return _with_images(prompt, images) if images else prompt
+
     def processed(self, prompt: object, cache_salt: str) -> Processed:
         """Returns the processed images of a prompt. If it is not prepared yet, this thread waits for them.
 

@@ -44,6 +44,11 @@ def has_images(prompt: object) -> bool:
     return isinstance(prompt, Mapping) and bool(_images_of(prompt))
 
 
+def names_earlier_images(prompt: object) -> bool:
+    """Whether an image of a prompt is only named, by the uuid of one that was given before."""
+    return isinstance(prompt, Mapping) and any(image is None for image in _images_of(prompt))
+
+
 def read_images(prompt: Mapping[str, object], settings: ImageSettings) -> tuple[list[GivenImage], dict[str, Any]]:
     """Returns the images of a prompt, and the options of the processor. Reads no file and no URL.
 

@@ -2,6 +2,8 @@
 
 rows ──▶ RequestMaker ──▶ engine: running requests, and at most LOOKAHEAD waiting ──▶ on_output
                ╰─ a wrong row ──────────────────────────────────────────────────────▶ on_error, and the next row is read
+
+Of rows with images a few more are read, and their images are processed meanwhile (`PreparedAhead`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from inflight.structured_outputs_params import StructuredOutputsParams
 if TYPE_CHECKING:
     from inflight.engine.request.prompt import Prompt
     from inflight.entrypoints.llm_engine import LLMEngine
+    from inflight.entrypoints.prepared_ahead import Request
 
+WAIT_SECONDS = 0.1  # for an image, until an interrupt is noticed
 LOOKAHEAD = 256  # requests that wait in the engine, so that when a request ends, another one can start at once
 DEFAULT_MAX_TOKENS = 256
 
@@ -40,17 +44,17 @@ _KEYS = (*_PROMPT_KEYS, "tools", "params")
 class Maker(Protocol):
     """Makes requests from rows."""
 
-    def submit(self, row: InputRow) -> None:
-        """Add the row to the engine as a request. The id of the request is the row's number.
+    def make(self, row: InputRow) -> Request:
+        """Returns the row as a request for the engine. The id of the request is the row's number.
 
         Raises:
-            InvalidRequestError, ConfigError: the row is wrong. Nothing was added to the engine.
+            InvalidRequestError, ConfigError: the row is wrong.
         """
 
 
 class RequestMaker:
     """Makes requests from rows. A sampling parameter gets its value from the row's "params", or else from the command's option,
-    or else from the model's defaults. The defaults for `seed` and `max_tokens` differ: see `submit`."""
+    or else from the model's defaults. The defaults for `seed` and `max_tokens` differ: see `make`."""
 
     def __init__(
         self, engine: LLMEngine, options: GivenSampling, *, as_chat: bool | None, streams: bool = False
@@ -62,12 +66,12 @@ class RequestMaker:
         self._as_chat = has_chat_template(engine) if as_chat is None else as_chat
         self._params = dataclasses.replace(unbounded(engine.default_params), **options)
 
-    def submit(self, row: InputRow) -> None:
-        """Add the row to the engine as a request. The id of the request is the row's number. If no `seed` is given, the seed is
-        derived from this number. If no `max_tokens` is given, the limit is DEFAULT_MAX_TOKENS.
+    def make(self, row: InputRow) -> Request:
+        """Returns the row as a request for the engine. The id of the request is the row's number. If no `seed` is given, the
+        seed is derived from this number. If no `max_tokens` is given, the limit is DEFAULT_MAX_TOKENS.
 
         Raises:
-            InvalidRequestError, ConfigError: the row is wrong. Nothing was added to the engine.
+            InvalidRequestError, ConfigError: the row is wrong.
         """
         if row.problem:
             raise InvalidRequestError(row.problem)
@@ -91,7 +95,7 @@ class RequestMaker:
         continues_text = (
             "prompt" in row.fields and not self._as_chat
         )  # a chat template writes the special tokens itself
-        self._engine.add_request(request_id, prompt, params, kind=kind, add_special_tokens=continues_text)
+        return request_id, prompt, params, {"kind": kind, "add_special_tokens": continues_text}
 
     def _prompt(self, fields: dict[str, Any]) -> Prompt:  # Any: JSON, checked by the engine
         given = [key for key in _PROMPT_KEYS if key in fields]
@@ -136,24 +140,44 @@ def run_batch(
     Raises:
         EngineError: a step failed.
     """
-    running: dict[str, InputRow] = {}
+    from inflight.entrypoints.prepared_ahead import PreparedAhead  # loads numpy
+
+    taken: dict[str, InputRow] = {}  # rows that were read, and have not ended
+    running: set[str] = set()  # those of them that are in the engine
+
+    def requests() -> Iterator[Request]:
+        for row in rows:
+            try:
+                request = maker.make(row)
+            except (InvalidRequestError, ConfigError) as error:
+                on_error(row, str(error))
+                continue
+            taken[request[0]] = row
+            yield request
+
+    ahead = PreparedAhead(engine.images, requests())
     try:
         while not interrupt.is_set:
             while engine.core.scheduler.num_waiting < LOOKAHEAD and not interrupt.is_set:
-                if (next_row := next(rows, None)) is None:
+                if (request := ahead.take(0.0 if running else WAIT_SECONDS)) is None:
                     break
+                request_id, prompt, params, options = request
                 try:
-                    maker.submit(next_row)
-                    running[str(next_row.number)] = next_row
+                    engine.add_request(request_id, prompt, params, **options)
+                    running.add(request_id)
                 except (InvalidRequestError, ConfigError) as error:
-                    on_error(next_row, str(error))
-            if not running:
+                    on_error(taken.pop(request_id), str(error))
+            if not taken:
                 return
-            for output in engine.step():
-                row = running.pop(output.request_id) if output.finished else running[output.request_id]
-                on_output(row, output)
+            for output in engine.step() if running else ():
+                on_output(taken[output.request_id], output)
+                if output.finished:
+                    del taken[output.request_id]
+                    running.remove(output.request_id)
+                    ahead.ended([output.request_id])
     finally:
-        engine.abort_requests(list(running))
+        ahead.close()
+        engine.abort_requests(running)
 
 
 def has_chat_template(engine: LLMEngine) -> bool:

@@ -23,6 +23,7 @@ from inflight.pooling_params import PoolingParams
 if TYPE_CHECKING:
     from inflight.engine.request.prompt import Prompt
     from inflight.entrypoints.llm_engine import LLMEngine
+    from inflight.entrypoints.prepared_ahead import Request
 
 GivenPooling = Annotated[
     dict[str, Any],
@@ -102,10 +103,10 @@ class _EmbedMaker:
         Raises:
             InvalidRequestError: the model has no prompt of this name.
         """
-        self._engine, self._params = engine, params
+        self._params = params
         self._before = engine.model_config.pooler.text_before(prompt_name)
 
-    def submit(self, row: InputRow) -> None:
+    def make(self, row: InputRow) -> Request:
         """See `Maker`."""
         if row.problem:
             raise InvalidRequestError(row.problem)
@@ -123,7 +124,7 @@ class _EmbedMaker:
             if not isinstance(value, str):
                 raise InvalidRequestError(f"text is a {type(value).__name__}; it must be a string")
             prompt = {"prompt": self._before + value}
-        self._engine.add_request(str(row.number), prompt, self._params)
+        return str(row.number), prompt, self._params, {}
 
 
 def _to_row(row: InputRow, output: RequestOutput) -> dict[str, Any]:  # Any: JSON
