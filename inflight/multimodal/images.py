@@ -104,6 +104,11 @@ class Images:
         with ThreadPoolExecutor(1, thread_name_prefix="inflight-image-wait") as thread:  # the caller's may have a loop
             return thread.submit(asyncio.run, self.prepare(prompt, scope)).result()
 
+    def warm_up(self) -> None:
+        """Start the processes in the background, unless images cannot be processed here or are not allowed."""
+        if self.settings.max_images and not _missing_packages():
+            self._processors.warm_up()
+
     def close(self) -> None:
         """End the processes. Idempotent."""
         self._is_closed = True
@@ -204,9 +209,12 @@ class Images:
                 running.result.cancel()  # does nothing if it has begun
 
 
+def _missing_packages() -> list[str]:
+    return [name for name in ("PIL", "transformers") if importlib.util.find_spec(name) is None]
+
+
 def _check_packages() -> None:
-    missing = [name for name in ("PIL", "transformers") if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := _missing_packages():
         raise InvalidRequestError(
             f"images need the package {missing[0]}, which is not installed here: pip install 'inflight-llm[images]'",
             IMAGES,

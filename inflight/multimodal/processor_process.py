@@ -28,18 +28,13 @@ class LostProcessError(EngineError):
 
 
 class ProcessorProcess:
-    """
-    Args:
-        start: which processor to load.
-        start_seconds: how long the process may take until it is ready.
+    """It begins with `load`.
 
     Raises:
-        EngineError: transformers has no processor for the model, or cannot load it.
-        LostProcessError: the process could not start, or has ended.
-        TimeoutError: it is not ready in time.
+        LostProcessError: the process could not start.
     """
 
-    def __init__(self, title: str, start: Start, start_seconds: float) -> None:
+    def __init__(self, title: str) -> None:
         self._stream, theirs = socket.socketpair()
         self._reader = FrameReader(read_ahead=False)
         try:
@@ -49,13 +44,17 @@ class ProcessorProcess:
         except OSError as error:
             self._stream.close()
             raise LostProcessError(f"a process for images cannot be started: {error}") from error
-        try:
-            problem = read_readiness(self._ask(start_frame(start), start_seconds))
-        except BaseException:
-            self.close()
-            raise
+
+    def load(self, start: Start, seconds: float) -> None:
+        """Let the process load a processor. After an error, the process must be closed.
+
+        Raises:
+            EngineError: transformers has no processor for the model, or cannot load it.
+            LostProcessError: the process has ended.
+            TimeoutError: it is not ready after so many seconds.
+        """
+        problem = read_readiness(self._ask(start_frame(start), seconds))
         if problem is not None:
-            self.close()
             raise EngineError(f"the processor of this model's images cannot be loaded: {problem}")
 
     @property

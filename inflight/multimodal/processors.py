@@ -31,7 +31,7 @@ IMAGE_SECONDS, BYTE_SECONDS = 0.02, 4e-8
 
 class Processors:
     """
-    Any thread may call the methods. Processes start when they are needed.
+    Any thread may call the methods. Processes start when they are needed, or with `warm_up`.
 
     Args:
         start: which processor to load.
@@ -41,6 +41,7 @@ class Processors:
 
     def __init__(self, start: Start, num_processes: int, *, task_seconds: float = TASK_SECONDS) -> None:
         self._start = start
+        self._num_processes = num_processes
         self._task_seconds = task_seconds
         self._threads = FairThreads(
             "images", num_processes, MAX_WAITING_BYTES, "images wait to be processed", at_end=self._drop
@@ -48,6 +49,11 @@ class Processors:
         self._lock = threading.Lock()  # for the next two
         self._processes: dict[int, ProcessorProcess] = {}  # number of a thread -> its process
         self._is_closed = False
+
+    def warm_up(self) -> None:
+        """Start all processes in the background, so that the first images do not wait for them."""
+        for _ in range(self._num_processes):
+            self._threads.submit(self._start_early, "", START_SECONDS)
 
     def submit(self, task: Task, client: str = "") -> Future[ProcessedImage]:
         """Process an image. The future can be cancelled while the image waits. It raises:
@@ -75,6 +81,14 @@ class Processors:
             for process in self._processes.values():
                 process.kill()
         self._threads.close()
+
+    def _start_early(self, number: int) -> None:
+        """In thread `number`. An error comes again with the first image."""
+        try:
+            self._process(number)
+        except EngineError as error:
+            if not self._is_closed:
+                logger.warning("requests with images will be refused: %s", error)
 
     def _answer(self, task: Task, number: int) -> ProcessedImage:
         """In thread `number`."""
@@ -112,14 +126,19 @@ class Processors:
             return process
         self._drop(number)
         try:
-            process = ProcessorProcess(f"inflight: images {number}", self._start, START_SECONDS)
+            process = ProcessorProcess(f"inflight: images {number}")
+            with self._lock:
+                self._processes[number] = process  # `close` ends it from now on
+                is_late = self._is_closed
+            if is_late:
+                process.kill()
+            process.load(self._start, START_SECONDS)
         except (TimeoutError, LostProcessError) as error:
+            self._drop(number)
             raise EngineError(f"a process for images could not start: {error or 'it took too long'}") from error
-        with self._lock:
-            self._processes[number] = process
-            is_late = self._is_closed
-        if is_late:
-            process.kill()
+        except EngineError:
+            self._drop(number)
+            raise
         return process
 
     def _drop(self, number: int) -> None:

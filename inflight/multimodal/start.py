@@ -17,7 +17,7 @@ CACHE_SHARE = 8  # the cache of images has at most one part of so many of the fr
 
 
 def make_image_prompts(args: EngineArgs, config: EngineConfig, tokenizer: Tokenizer | None) -> ImagePrompts:
-    """Starts no process yet.
+    """Starts the processes that process images, in the background: the first image would wait for some seconds.
 
     Raises:
         ConfigError: an environment variable is wrong.
@@ -42,4 +42,7 @@ def make_image_prompts(args: EngineArgs, config: EngineConfig, tokenizer: Tokeni
         trust_remote_code=config.model.trust_remote_code,
         options=settings.options,
     )
-    return ImagePrompts(Images(settings, start), vision, tokenizer)
+    images = Images(settings, start)
+    if tokenizer is not None:
+        images.warm_up()
+    return ImagePrompts(images, vision, tokenizer)

@@ -215,6 +215,9 @@ class FakeProcess:
         self.is_alive = True
         self.killed = Future[None]()
 
+    def load(self, start: Start, seconds: float) -> None:
+        pass
+
     def process(self, task: Task, seconds: float) -> Refusal:
         self.killed.result(SOON)
         return Refusal(message="killed")
@@ -241,6 +244,34 @@ def test_processes_start_when_they_are_needed_and_end_at_close(start: Start) -> 
     wait_for(lambda: not any(child.is_alive for child in children))
     with pytest.raises(EngineClosedError):
         processors.submit(GOOD)
+
+
+def test_warm_processes_have_loaded_their_processor(start: Start) -> None:
+    processors = Processors(start, 2)
+    processors.warm_up()
+    wait_for(lambda: not processors._threads._waiting and not processors._threads._num_running)
+    pids = {process._child.pid for process in processors._processes.values()}
+    processors.submit(GOOD).result(SOON)
+    assert len(pids) == 2 and {process._child.pid for process in processors._processes.values()} == pids
+    processors.close()
+
+
+def test_close_ends_a_process_that_is_still_loading(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    loading = Future[None]()
+
+    class Process(FakeProcess):
+        def load(self, start: Start, seconds: float) -> None:
+            loading.set_result(None)
+            self.killed.result(SOON)
+            raise LostProcessError("killed")
+
+    monkeypatch.setattr(module, "ProcessorProcess", Process)
+    before = FakeProcess.num_open
+    processors = Processors(start, 1)
+    processors.warm_up()
+    loading.result(SOON)
+    processors.close()
+    wait_for(lambda: FakeProcess.num_open == before)
 
 
 def test_close_does_not_wait_for_an_image(start: Start) -> None:
