@@ -7,7 +7,8 @@ requests, and all turns of a conversation, may have the same image.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from operator import add
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,29 @@ from inflight.interface.parts import Content, RequestPart
 from inflight.interface.request import Float32Array
 
 NO_PIXELS: Float32Array = np.empty(0, dtype=np.float32)
+
+
+@dataclass(slots=True)
+class EncoderCounts:
+    """What the vision tower has done in some time. An image that is divided into tiles counts as several.
+
+    Attributes:
+        num_queries: images of requests that got a slot, except for those that the prefix cache made unnecessary.
+        num_misses: how many of them had to be encoded; those that were encoded again after an eviction or a fault, too.
+        num_slices: parts of layers that were planned.
+        seconds: how long steps took longer because of them.
+        usage: the share of the encoder cache that is in use at the end, in [0, 1].
+    """
+
+    num_queries: int = 0
+    num_misses: int = 0
+    num_slices: int = 0
+    seconds: float = 0.0
+    usage: float = 0.0
+
+    def __add__(self, later: EncoderCounts) -> EncoderCounts:
+        (*mine, _), (*others, usage) = astuple(self), astuple(later)
+        return EncoderCounts(*map(add, mine, others), usage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

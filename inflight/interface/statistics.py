@@ -9,6 +9,8 @@ from itertools import zip_longest
 from operator import add, sub
 from typing import Literal, get_args
 
+from inflight.interface.images import EncoderCounts
+
 
 @dataclass(slots=True)
 class StepCounts:
@@ -125,6 +127,7 @@ class SchedulerStats:
             the last report.
         shares_cores: whether compute threads had to wait for their cores in the last steps.
         transfers: what the transfers of KV blocks have done since the last report. None if there are none.
+        encoder: what the vision tower has done since the last report. None if the model has none.
     """
 
     step_id: int
@@ -140,6 +143,7 @@ class SchedulerStats:
     hidden_share: float | None = None
     shares_cores: bool = False
     transfers: TransferCounts | None = None
+    encoder: EncoderCounts | None = None
     engine: int = 0
 
 

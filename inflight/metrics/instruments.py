@@ -127,6 +127,15 @@ _ENGINE_INSTRUMENTS = (
         *("block_size", "num_gpu_blocks"),
         in_vllm=True,
     ),
+    # images
+    _counter(
+        "encoder_cache_queries",
+        "Images of requests that got a slot, without those that the prefix cache made unnecessary. A tile counts as an image.",
+    ),
+    _counter("encoder_cache_misses", "How many of these images the vision tower had to encode."),
+    _counter("encoder_slices", "Parts of layers of the vision tower that steps have computed."),
+    _counter("encoder_seconds", "Seconds that steps took longer because of these slices, about, added up."),
+    _gauge("encoder_cache_usage_perc", "Share of the cache of embeddings of images in use, from 0 to 1."),
     # speculative decoding
     _counter("spec_decode_num_drafts", "How often a step has verified drafts of a request.", in_vllm=True),
     _counter("spec_decode_num_draft_tokens", "Drafts that were verified.", in_vllm=True),
@@ -192,6 +201,18 @@ INSTRUMENTS = (
     _histogram(
         "request_inference_time_seconds", "From the first step to the last token.", LATENCY_BUCKETS, in_vllm=True
     ),
+    # images
+    _counter(
+        "mm_cache_queries", "Images of requests that were looked for in the cache of processed images.", in_vllm=True
+    ),
+    _counter(
+        "mm_cache_hits",
+        "How many of these images were in the cache, or were being processed for another request.",
+        in_vllm=True,
+    ),
+    _counter("images_processed", "Images that were decoded and processed."),
+    _counter("image_processing_seconds", "Seconds that this took, without the time in a queue, added up."),
+    _counter("images_refused", "Images that were not used, by reason.", "reason"),
     # HTTP
     _counter("http_requests", "HTTP requests answered.", "route", "status"),
     _histogram(

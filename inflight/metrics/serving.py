@@ -1,11 +1,15 @@
 """`ServingMetrics`: the observer that turns the engine's reports into Prometheus metrics."""
 
 import math
+from collections.abc import Callable
 
 from inflight.interface.statistics import FAULT_CAUSES, FaultStatus, SchedulerStats, TransferCounts
 from inflight.metrics.exposition import CountingHistogram, Exposition
 from inflight.metrics.instruments import FINISHED_REASONS, INSTRUMENTS
 from inflight.metrics.observer import EngineObserver, FinishedRequest
+from inflight.multimodal.counts import ImageTotals
+
+IMAGE_REASONS = ("invalid", "queue_full")  # why an image is refused
 
 
 class ServingMetrics(EngineObserver):
@@ -24,6 +28,10 @@ class ServingMetrics(EngineObserver):
         self._faults: FaultStatus | None = None
         self._inter_token: CountingHistogram = self._metrics.get("inter_token_latency_seconds")
         self._num_pending_tokens = 0
+        self._read_images: Callable[[], ImageTotals | None] = lambda: None
+        self._images = ImageTotals()
+        for reason in IMAGE_REASONS:
+            self._metrics.get("images_refused", reason)
         for reason in FINISHED_REASONS:  # so that each is exposed from the start, as zero
             self._metrics.get("request_success", reason)
         if records_engine:
@@ -35,6 +43,10 @@ class ServingMetrics(EngineObserver):
         """The engine is ready. Call this once for each engine: each call with other numbers adds a sample."""
         if self._records_engine:
             self._metrics.get("cache_config_info", str(block_size), str(num_blocks), engine=engine).set(1)
+
+    def count_images(self, totals: Callable[[], ImageTotals | None]) -> None:
+        """`totals`: says what was done with images so far; None if the model takes none."""
+        self._read_images = totals
 
     def stats_changed(self, stats: SchedulerStats) -> None:
         self._flush()
@@ -66,6 +78,12 @@ class ServingMetrics(EngineObserver):
         self._set("cores_shared", stats.shares_cores, engine=engine)
         if stats.transfers is not None:
             self._count_transfers(stats.transfers, engine)
+        if (encoder := stats.encoder) is not None:
+            self._inc("encoder_cache_queries", encoder.num_queries, engine=engine)
+            self._inc("encoder_cache_misses", encoder.num_misses, engine=engine)
+            self._inc("encoder_slices", encoder.num_slices, engine=engine)
+            self._inc("encoder_seconds", encoder.seconds, engine=engine)
+            self._set("encoder_cache_usage_perc", encoder.usage, engine=engine)
         if stats.hidden_share is not None:
             self._set("hidden_share", stats.hidden_share, engine=engine)
 
@@ -168,6 +186,17 @@ class ServingMetrics(EngineObserver):
         self._metrics.get(name, *labels, engine=engine).observe(value)
 
     def _flush(self) -> None:
+        if (now := self._read_images()) is not None and now != self._images:
+            before, self._images = self._images, now
+            self._inc("mm_cache_queries", now.num_queries - before.num_queries)
+            self._inc("mm_cache_hits", now.num_hits - before.num_hits)
+            self._inc("images_processed", now.num_processed - before.num_processed)
+            self._inc("image_processing_seconds", now.processing_seconds - before.processing_seconds)
+            for reason, count in (
+                ("invalid", now.num_refused - before.num_refused),
+                ("queue_full", now.num_overloaded - before.num_overloaded),
+            ):
+                self._inc("images_refused", count, reason)
         if self._num_pending_tokens:
             self._inc("generation_tokens", self._num_pending_tokens)
             self._num_pending_tokens = 0

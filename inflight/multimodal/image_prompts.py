@@ -12,6 +12,7 @@ from inflight.interface.images import ImagesPart
 from inflight.interface.parts import RequestPart
 from inflight.interface.request import Int32Array
 from inflight.multimodal.cache import Scope
+from inflight.multimodal.counts import ImageTotals
 from inflight.multimodal.expansion import expand_text, expand_tokens
 from inflight.multimodal.image_parts import images_part
 from inflight.multimodal.images import Images
@@ -88,6 +89,10 @@ class ImagePrompts:
             return tuple(given)
         part = images_part(token_ids, images, self._vision)
         return (*given, part) if images else tuple(given)
+
+    def totals(self) -> ImageTotals | None:
+        """What was done with images so far; None if the model takes none."""
+        return None if self._images is None else self._images.counts.totals()
 
     def close(self) -> None:
         """End the processes. Idempotent."""

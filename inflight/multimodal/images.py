@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from inflight.errors import EngineClosedError, InvalidRequestError
+from inflight.errors import EngineClosedError, InvalidRequestError, OverloadedError
 from inflight.multimodal.cache import ImageCache, ImageName, Scope
+from inflight.multimodal.counts import ImageCounts
 from inflight.multimodal.fair_threads import FairThreads
 from inflight.multimodal.fetch import WebUrl
 from inflight.multimodal.messages import Start, Task
@@ -59,7 +60,8 @@ class Images:
     def __init__(self, settings: ImageSettings, start: Start) -> None:
         self.settings = settings
         self.cache = ImageCache(settings.cache_bytes)
-        self._processors = processors = Processors(start, settings.num_processes)
+        self.counts = ImageCounts()
+        self._processors = processors = Processors(start, settings.num_processes, self.counts)
         self._fetching = fetching = FairThreads("image-fetch", NUM_FETCHES, MAX_WAITING, "images wait to be fetched")
         self._reading = reading = FairThreads("image-read", NUM_READERS, MAX_WAITING, "images wait to be read")
         # For `_running`. Reentrant, because a new image may take the place of another one, whose request is told at once
@@ -87,7 +89,11 @@ class Images:
             EngineError: the processor of the model cannot be loaded.
             OverloadedError: too many images wait, and the most of them are this client's.
         """
-        given, options = read_images(prompt, self.settings)
+        try:
+            given, options = read_images(prompt, self.settings)
+        except InvalidRequestError:
+            self.counts.refused()
+            raise
         _check_packages()
         if self._is_closed:
             raise EngineClosedError("the engine was closed; make a new one")
@@ -128,13 +134,19 @@ class Images:
             running = await self._in_turn(self._reading, find, client, READ_SECONDS)
             image = running if isinstance(running, ProcessedImage) else await self._result(running)
             return replace(image, place=given.place)
+        except OverloadedError:
+            self.counts.overloaded()
+            raise
         except InvalidRequestError as error:  # a new one, because several requests may wait for the same image
+            self.counts.refused()
             if error.param:
                 raise InvalidRequestError(str(error), error.param) from error
             raise InvalidRequestError(f"{given.place}: {error}", given.place) from error
 
     def _named(self, name: ImageName) -> ProcessedImage:
-        if (image := self.cache.get_named(name)) is not None:
+        image = self.cache.get_named(name)
+        self.counts.looked_up(is_hit=image is not None)
+        if image is not None:
             return image
         raise InvalidRequestError(
             f"no image with the uuid {name.uuid!r} is cached; send the image again (with the same uuid)"
@@ -174,6 +186,7 @@ class Images:
             running = self._running.get(key)
             if running is None:
                 if (image := self.cache.get(key, name)) is not None:
+                    self.counts.looked_up(is_hit=True)
                     return image
                 task = Task(content=content.content, shape=content.shape, options=options)
                 running = self._running[key] = _Running(key, self._processors.submit(task, client))
@@ -182,6 +195,7 @@ class Images:
                 self._processors.share(running.result, client)
                 is_new = False
             running.num_waiting += 1
+            self.counts.looked_up(is_hit=not is_new)
         # not with the lock, because a callback is called at once if the image is done
         if is_new:
             running.result.add_done_callback(partial(self._store, running))

@@ -9,10 +9,12 @@ for which they wait is not counted.
 
 import logging
 import threading
+import time
 from concurrent.futures import Future
 from functools import partial
 
 from inflight.errors import EngineClosedError, EngineError, InvalidRequestError
+from inflight.multimodal.counts import ImageCounts
 from inflight.multimodal.fair_threads import FairThreads
 from inflight.multimodal.messages import Refusal, Start, Task
 from inflight.multimodal.processed import ProcessedImage
@@ -36,12 +38,16 @@ class Processors:
     Args:
         start: which processor to load.
         num_processes: the most processes.
+        counts: gets the times.
         task_seconds: how long one image may take.
     """
 
-    def __init__(self, start: Start, num_processes: int, *, task_seconds: float = TASK_SECONDS) -> None:
+    def __init__(
+        self, start: Start, num_processes: int, counts: ImageCounts | None = None, *, task_seconds: float = TASK_SECONDS
+    ) -> None:
         self._start = start
         self._num_processes = num_processes
+        self._counts = counts or ImageCounts()
         self._task_seconds = task_seconds
         self._threads = FairThreads(
             "images", num_processes, MAX_WAITING_BYTES, "images wait to be processed", at_end=self._drop
@@ -92,6 +98,7 @@ class Processors:
 
     def _answer(self, task: Task, number: int) -> ProcessedImage:
         """In thread `number`."""
+        begin = time.monotonic()
         try:
             answer = self._ask(number, task)
         except TimeoutError:
@@ -107,6 +114,7 @@ class Processors:
             raise
         if isinstance(answer, Refusal):
             raise InvalidRequestError(answer.message, "mm_processor_kwargs" if answer.is_option else "")
+        self._counts.processed(time.monotonic() - begin)
         return answer
 
     def _ask(self, number: int, task: Task) -> ProcessedImage | Refusal:

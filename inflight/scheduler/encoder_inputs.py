@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from inflight.config.vision import VisionSpec
-from inflight.interface.images import NO_PIXELS, ImageInput, ImagesPart
+from inflight.interface.images import NO_PIXELS, EncoderCounts, ImageInput, ImagesPart
 from inflight.interface.parts import EncoderInput, RequestPart
 from inflight.interface.step import SchedulerOutput
 from inflight.scheduler.gates import Gates
@@ -74,6 +74,7 @@ class EncoderInputs:
         self._awaited: dict[bytes, None] = {}  # digests of images for which requests are held, in their order
         # of each step that was planned and not committed: its work, and the seconds that are expected without it
         self._in_flight: deque[tuple[float, float]] = deque()
+        self._counts = EncoderCounts()
         self._seconds_per_work: float | None = None
         self.planned_seconds = 0.0
         # of the step that is being planned:
@@ -133,6 +134,7 @@ class EncoderInputs:
             if not self._make_room(image.num_tokens):
                 return False
             encoding = self._encodings[image.digest] = _Encoding(image)
+            self._counts.num_misses += 1
             self._num_tokens += image.num_tokens
         encoding.step = self._step
         self._encodings.move_to_end(image.digest)
@@ -191,12 +193,16 @@ class EncoderInputs:
     def extended(self, plan: SchedulerOutput) -> SchedulerOutput:
         """The plan of the step, with what the ranks encode and evict."""
         inputs, work = [], 0.0
+        computed = dict(zip(plan.slots.tolist(), plan.num_computed_tokens.tolist(), strict=True))
+        for new in plan.new_requests:
+            self._counts.num_queries += sum(image.stop > computed[new.slot] for image in _images_of(new.parts))
         for digest, count in self._num_slices.items():
             each = self._encodings[digest]
             part = None if each.num_done else ImagesPart(images=(each.image,))
             inputs.append(EncoderInput(digest=digest, num_slices=count, part=part))
             work += count * self._slice_work(each.image)
             each.num_done += count
+            self._counts.num_slices += count
             each.image = replace(each.image, pixels=NO_PIXELS)
         times = None if self._budget is None else self._budget.times
         self._in_flight.append((work, 0.0 if times is None or not work else times.seconds(load_of(plan))))
@@ -215,9 +221,17 @@ class EncoderInputs:
         if not work:
             return seconds
         if seconds > 0:
-            found, before = max(seconds - expected, 0.1 * seconds) / work, self._seconds_per_work
+            longer = max(seconds - expected, 0.1 * seconds)
+            self._counts.seconds += longer
+            found, before = longer / work, self._seconds_per_work
             self._seconds_per_work = found if before is None else before + _PACE * (found - before)
         return 0.0
+
+    def take_counts(self) -> EncoderCounts:
+        """Returns the counts since the last call."""
+        counts, self._counts = self._counts, EncoderCounts()
+        counts.usage = self._num_tokens / self._max_tokens
+        return counts
 
     def reset(self) -> None:
         """The ranks have lost all embeddings, and no step is in flight."""

@@ -147,6 +147,7 @@ def merge_stats(earlier: SchedulerStats, later: SchedulerStats) -> SchedulerStat
         step_time_ratios=(earlier.step_time_ratios + later.step_time_ratios)[-MAX_GAPS:],
         hidden_share=earlier.hidden_share if later.hidden_share is None else later.hidden_share,
         transfers=earlier.transfers and later.transfers and earlier.transfers + later.transfers,
+        encoder=earlier.encoder and later.encoder and earlier.encoder + later.encoder,
     )
 
 

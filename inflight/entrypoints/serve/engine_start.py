@@ -88,6 +88,7 @@ async def start(
     else:
         engine = await AsyncLLM.from_args(args, limits=limits, observers=observers)
     clock.mark("engine")
+    metrics.count_images(engine.input_processor.images.totals)
     for number, num_tokens in zip(args.served_replicas, engine.num_kv_cache_tokens, strict=True):
         metrics.kv_cache_made(engine.model.block_size, num_tokens // engine.model.block_size, number)
     try:

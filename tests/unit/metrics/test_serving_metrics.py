@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from inflight.interface.images import EncoderCounts
 from inflight.interface.statistics import FAULT_CAUSES, FaultStatus, StepCounts, TransferCounts
 from inflight.metrics.instruments import INSTRUMENTS, PREFIX
 from inflight.metrics.serving import ServingMetrics
+from inflight.multimodal.counts import ImageCounts
 from inflight.sampling_params import SamplingParams
 from tests.support.python_process import run_python
 from tests.unit.metrics.observed import TIMES, finished, observe_one_request, scrape, stats
@@ -30,7 +32,7 @@ vllm:request_decode_time_seconds vllm:request_inference_time_seconds vllm:reques
 vllm:request_generation_tokens vllm:request_params_max_tokens vllm:request_params_n vllm:iteration_tokens_total
 vllm:cache_config_info vllm:spec_decode_num_drafts vllm:spec_decode_num_accepted_tokens_per_pos
 vllm:spec_decode_num_draft_tokens vllm:spec_decode_num_accepted_tokens
-vllm:external_prefix_cache_queries vllm:external_prefix_cache_hits
+vllm:external_prefix_cache_queries vllm:external_prefix_cache_hits vllm:mm_cache_queries vllm:mm_cache_hits
 """.split()
 
 
@@ -70,6 +72,34 @@ def test_one_request() -> None:
     assert value("request_generation_tokens_sum") == 5
     assert value("request_params_max_tokens_sum") == 64
     assert value("request_params_n_sum") == 1
+
+
+def test_images() -> None:
+    metrics, counts = ServingMetrics("m"), ImageCounts()
+    metrics.count_images(counts.totals)
+    for _ in range(2):  # a scrape between counts nothing twice
+        counts.looked_up(is_hit=True)
+        counts.looked_up(is_hit=False)
+        counts.processed(0.5)
+        counts.refused()
+        counts.overloaded()
+        counts.overloaded()
+        value = Scraped(metrics)
+    assert (value("mm_cache_queries_total"), value("mm_cache_hits_total")) == (4, 2)
+    assert (value("images_processed_total"), value("image_processing_seconds_total")) == (2, 1.0)
+    assert value("images_refused_total", reason="invalid") == 2
+    assert value("images_refused_total", reason="queue_full") == 4
+
+
+def test_the_vision_tower() -> None:
+    metrics = ServingMetrics("m")
+    first = EncoderCounts(num_queries=3, num_misses=2, num_slices=10, seconds=0.5, usage=0.5)
+    second = EncoderCounts(num_queries=1, num_slices=4, seconds=0.25, usage=0.25)
+    metrics.stats_changed(dataclasses.replace(stats(), encoder=first + second))
+    value = Scraped(metrics)
+    assert (value("encoder_cache_queries_total"), value("encoder_cache_misses_total")) == (4, 2)
+    assert (value("encoder_slices_total"), value("encoder_seconds_total")) == (14, 0.75)
+    assert value("encoder_cache_usage_perc") == 0.25
 
 
 def test_a_request_that_had_no_token_has_no_latency() -> None:

@@ -170,7 +170,13 @@ def test_another_image_behind_the_same_text_shares_no_block_of_it(before: int) -
         engine.ask(f"{name} {len(engine.wanted)}", *with_image(name, before, 9, 3))
     engine.run()
     assert engine.image_worker.num_begun == 2
-    assert list(engine.cached_tokens.values()) == [0, before // 4 * 4, (before + 11) // 4 * 4]
+    cached = [0, before // 4 * 4, (before + 11) // 4 * 4]
+    assert list(engine.cached_tokens.values()) == cached
+    assert engine.scheduler.encoder is not None
+    counts = engine.scheduler.encoder.take_counts()
+    assert counts.num_queries == sum(num_tokens < before + 9 for num_tokens in cached)
+    assert (counts.num_misses, counts.num_slices, counts.usage) == (2, 2 * VISION.num_layers, 18 / 24)
+    assert not engine.scheduler.encoder.take_counts().num_queries
 
 
 @pytest.mark.parametrize("before", [0, 1, 4])
