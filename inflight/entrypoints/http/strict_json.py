@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from codecs import BOM_UTF8
 from collections.abc import Callable, Coroutine
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from typing import Any, cast
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -22,6 +23,7 @@ from inflight.entrypoints.apis import api_at
 from inflight.entrypoints.fields.constraint_fields import Constraints
 from inflight.entrypoints.fields.thinking_fields import ThinkingFields
 from inflight.entrypoints.http.errors import ApiError
+from inflight.entrypoints.http.long_strings import put_back, take_long_strings
 from inflight.entrypoints.http.server import within_deadline
 from inflight.parsers.surrogates import without_lone_surrogates
 
@@ -63,6 +65,15 @@ class JsonRoute(APIRoute):
 
 
 class _StrictRequest(Request):
+    async def body(self) -> bytes:
+        """The body as it grows in one buffer. To join its chunks in the end would stop the event loop for milliseconds."""
+        if not hasattr(self, "_body"):
+            body = bytearray()
+            async for chunk in self.stream():
+                body += chunk
+            self._body = cast("bytes", body)
+        return self._body
+
     async def json(self) -> Any:  # Any: JSON
         body = await self.body()
         if len(body) <= _PARSED_AT_ONCE:
@@ -118,22 +129,21 @@ def _check_content_type(request: Request) -> None:
         )
 
 
-def parse_json(body: bytes) -> Any:
+def parse_json(body: bytes | bytearray) -> Any:
     """Parse strict JSON. A byte-order mark before the JSON is ignored, as RFC 8259, section 8.1 allows.
 
     Raises:
         ApiError: the body is not strict JSON, or is too large. The status is 400, and the message says why.
     """
-    _check_size(body)
-    try:
-        text = body.removeprefix(BOM_UTF8).decode("utf-8")
-        value = _parse(text)
-        if "\\ud" in text or "\\uD" in text:
-            if not _has_lone_surrogate(value):
+    short, strings = take_long_strings(body)
+    _check_size(short)
+    if strings:
+        with suppress(ValueError, RecursionError):  # the error is that of the whole
+            value = _parse_bytes(short, strings)
+            if not strings:
                 return value
-            _check_exact(value)
-            value = _parse(without_lone_surrogates(text))
-        return value
+    try:
+        return _parse_bytes(body, {})
     except UnicodeDecodeError as error:
         raise _bad_json(f"byte {error.start} is not UTF-8") from error
     except json.JSONDecodeError as error:
@@ -144,8 +154,21 @@ def parse_json(body: bytes) -> Any:
         raise _bad_json("a number in it is too long") from error
 
 
-def _parse(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+def _parse_bytes(body: bytes | bytearray, strings: dict[str, str]) -> Any:
+    """`strings`: those that were taken out of the body, by their names. Removes each that is put back."""
+    text = body.decode("utf-8-sig")
+    if "\\ud" in text or "\\uD" in text:
+        value = _parse(text, {})
+        if _has_lone_surrogate(value):
+            _check_exact(value)
+            text = without_lone_surrogates(text)
+        elif not strings:
+            return value
+    return _parse(text, strings)
+
+
+def _parse(text: str, strings: dict[str, str]) -> Any:
+    return json.loads(text, object_pairs_hook=partial(_object, strings), parse_constant=_refuse_constant)
 
 
 def _has_lone_surrogate(value: object) -> bool:
@@ -185,7 +208,7 @@ def _place_of_lone_surrogate(value: object, path: str) -> str | None:
     return None
 
 
-def _check_size(body: bytes) -> None:
+def _check_size(body: bytes | bytearray) -> None:
     """Refuse a body with too many values. The number of values is estimated by the number of commas and opening brackets
     outside strings."""
     num_values = _count_values(body)
@@ -195,12 +218,14 @@ def _check_size(body: bytes) -> None:
         raise ApiError(400, f"the body has more than {MAX_VALUES} values: send a smaller one")
 
 
-def _count_values(text: bytes) -> int:
+def _count_values(text: bytes | bytearray) -> int:
     slices = range(0, len(text), _SLICE)
     return sum(text.count(mark, at, at + _SLICE) for at in slices for mark in (b",", b"[", b"{"))
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(strings: dict[str, str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if strings:
+        pairs = [(key, put_back(value, strings)) for key, value in pairs]
     if len(pairs) > MAX_KEYS:
         raise ApiError(400, f"an object in the body has {len(pairs)} keys; at most {MAX_KEYS} are allowed")
     made = dict(pairs)
