@@ -79,7 +79,7 @@ def suites() -> list[Suite]:
         "--tb=short",
     ]
     return [
-        Suite("templates", [*own, str(HERE / "test_templates.py")], 600),
+        Suite("templates", [*own, str(HERE / "test_templates.py"), str(HERE / "test_image_templates.py")], 600),
         Suite("openai-3", pytest("openai-3", *current), 300),
         Suite(
             "openai-2",
