@@ -43,9 +43,10 @@ class Waiting(Generic[T]):
 class FairQueue(Generic[T]):
     """Its caller holds a lock.
 
-    The virtual time, `_now`, is how much work the queue would have done for each client, if it did the jobs of all clients at
-    the same time. The next job of a client is due `cost` after it arrived, or after the client's last one was due if that is
-    later. All costs have one unit, such as characters or seconds.
+    The virtual time, `_now`, is how much work the queue would have done for each client so far, if it did the jobs of all
+    clients at the same time. It moves when a job ends, because only then it is known how much work the job was. The next job of
+    a client is due `cost` after it arrived, or after the client's last one was due if that is later. All costs have one unit,
+    such as characters or seconds.
 
     Args:
         max_size: the most that may wait. If nothing waits, a job of any size has room.
@@ -90,25 +91,28 @@ class FairQueue(Generic[T]):
             for client, waiting in self._waiting.items()
         )  # if two are due at the same time, the client whose last turn was earlier comes first
         self._taken[following.client] = due
-        self._now += following.cost / len(self._num_present)
         self._leave(following)
         return following
 
     def remove(self, waiting: Waiting[T]) -> None:
         """Take a job that waits, because it is no longer wanted."""
         self._leave(waiting)
-        self.end(waiting)
+        self._forget(waiting.client)
 
     def end(self, taken: Waiting[T], cost: float | None = None) -> None:
         """A job that `take_next` has returned no longer runs. `cost`: how much work it was, if that is known now. Its client
         pays what it was more than expected, and gets back what it was less."""
-        if cost is not None:
-            self._taken[taken.client] += cost - taken.cost
-            self._now += (cost - taken.cost) / len(self._num_present)
-        self._num_present[taken.client] -= 1
-        if not self._num_present[taken.client]:
-            del self._num_present[taken.client]
-            self._taken.pop(taken.client, None)
+        cost = taken.cost if cost is None else cost
+        self._taken[taken.client] += cost - taken.cost
+        self._now += cost / len(self._num_present)
+        self._forget(taken.client)
+
+    def _forget(self, client: str) -> None:
+        """The client has one job fewer."""
+        self._num_present[client] -= 1
+        if not self._num_present[client]:
+            del self._num_present[client]
+            self._taken.pop(client, None)
 
     def _is_full(self, size: int) -> bool:
         return bool(self._waiting) and self._size + size > self._max_size

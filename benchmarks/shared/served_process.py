@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Self
 from benchmarks.shared.free_port import free_port
 
 START_SECONDS = 120.0
-_COMMAND = "from inflight.entrypoints.cli.main import main; main()"
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -32,6 +31,7 @@ class ServedProcess:
         stderr: descriptor of the file or pipe that gets the log; None: the log goes where this process's log goes.
 
     Attributes:
+        command: the program, which gets the arguments of `inflight`.
         popen: the class that starts the process: `subprocess.Popen`. Some tests replace it, so that processes share their
             imports. Then the engine is the child of another process.
         address: host and port.
@@ -41,6 +41,7 @@ class ServedProcess:
     """
 
     popen: ClassVar[type[subprocess.Popen[Any]]] = subprocess.Popen
+    command: ClassVar[str] = "from inflight.entrypoints.cli.main import main; main()"
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class ServedProcess:
         more = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "INFLIGHT_LOG_LEVEL": "WARNING"}
         start = time.monotonic()
         self._process = self.popen(
-            [*prefix, sys.executable, "-c", _COMMAND, "serve", *all_arguments],
+            [*prefix, sys.executable, "-c", self.command, "serve", *all_arguments],
             env={**os.environ, **more, **(environment or {})},
             stderr=stderr,
         )

@@ -39,7 +39,9 @@ class EncoderCounts:
 
     def __add__(self, later: EncoderCounts) -> EncoderCounts:
         (*mine, _), (*others, usage) = astuple(self), astuple(later)
-        return EncoderCounts(*map(add, mine, others), usage)
+        total = EncoderCounts(*map(add, mine, others))
+        total.usage = usage
+        return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,8 +163,9 @@ class Images:
             return read()
 
         reading = self._in_turn(self._fetching, fetch, client, FETCH_SECONDS)
+        first: list[asyncio.Future[Any]] = [asyncio.wrap_future(begun), reading]
         try:  # the time until a thread is free is not counted
-            await asyncio.wait([asyncio.wrap_future(begun), reading], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             return await asyncio.wait_for(reading, self.settings.fetch_seconds + _GRACE_SECONDS)
         except TimeoutError:  # the resolver of names has no deadline of its own
             seconds = f"{self.settings.fetch_seconds:g}"

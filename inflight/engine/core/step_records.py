@@ -91,5 +91,5 @@ class StepRecords:
             hidden_share=hidden_share,
             shares_cores=self._shares_cores,
             transfers=scheduler.transfers.take_counts(),
-            encoder=scheduler.encoder and scheduler.encoder.take_counts(),
+            encoder=None if scheduler.encoder is None else scheduler.encoder.take_counts(),
         )

@@ -13,6 +13,7 @@ from inflight.entrypoints.http.validated import TokenPrompt
 from inflight.errors import InvalidRequestError
 from inflight.tokenizer.chat_template import RenderedChat
 
+_KEY = re.compile(r"\['(\w+)'\]")
 _MESSAGE = re.compile(r"messages\[(\d+)\]")  # the beginning of a place in a message, as the chat template names it
 
 
@@ -76,9 +77,9 @@ def _fields_of_messages(places: Sequence[str]) -> Iterator[None]:
         yield
     except InvalidRequestError as error:
         found = _MESSAGE.match(error.param)
-        if found is None or not places:
+        if found is None:
             raise
-        place = places[int(found[1])]
+        place = places[int(found[1])] if places else _KEY.sub(r".\1", error.param)
         message = str(error)
         if message.startswith(error.param):
             message = place + message.removeprefix(error.param)

@@ -69,7 +69,7 @@ def test_a_shared_job_runs_once_when_its_first_place_is_due(desk: Desk) -> None:
 
 
 def test_a_job_fails_only_when_it_has_lost_all_its_places(desk: Desk) -> None:
-    large = desk.submit("large", "many", size=8)
+    large = desk.submit("large", "many", size=5)
     desk.threads.share(large, "other")  # counts for both
     desk.submit("a", "third", size=3)
     assert not large.done()

@@ -125,7 +125,7 @@ def test_many_clients_with_the_same_image_wait_for_one_processing(images: Images
 
     found = run(ask())
     assert sorted(images._processors.clients) == sorted(f"client {i}" for i in range(16))  # type: ignore[attr-defined]
-    assert len({id(each[0]) for each in found}) == 1
+    assert len({id(each[0].inputs) for each in found}) == 1
     assert len(tasks_of(images)) == 1
     assert not images._running
 
@@ -221,19 +221,19 @@ def test_the_time_until_a_thread_is_free_is_not_time_of_the_fetch(monkeypatch: p
     monkeypatch.setattr(module, "_GRACE_SECONDS", 0.0)
     settings = ImageSettings(max_images=9, cache_bytes=0, domains=frozenset({"a.example"}), fetch_seconds=0.2)
     images = Images(settings, START)
-    *slow, other = gates
 
     async def ask() -> None:
-        asking = [asyncio.ensure_future(images.prepare(prompt_of(url), ("", SCOPE), "many")) for url in slow]
-        while len(begun) < module.NUM_FETCHES:
-            await asyncio.sleep(0.001)
-        asking.append(asyncio.ensure_future(images.prepare(prompt_of(other), ("", SCOPE), "other")))
-        for each in asking[:-1]:  # all threads are busy for longer than an image may take
+        *slow, other = [
+            asyncio.ensure_future(images.prepare(prompt_of(f"https://a.example{target}"), SCOPE)) for target in gates
+        ]
+        for each in slow:  # all threads are busy for longer than an image may take
             with pytest.raises(InvalidRequestError, match="within"):
                 await each
+        assert len(begun) == module.NUM_FETCHES and not other.done()
+        monkeypatch.setattr(module, "_GRACE_SECONDS", 300.0)
         for gate in gates.values():
             gate.set_result(None)
-        await asking[-1]
+        await other
 
     run(ask())
     images.close()
