@@ -19,16 +19,16 @@ from typing import Any, NoReturn, Self, Unpack, cast
 from tqdm.auto import tqdm
 
 from inflight import foreign_variables
-from inflight.config.engine_args import EngineArgs
 from inflight.engine.request.chats import ChatOptions
 from inflight.engine.request.processed import RequestOptions
 from inflight.engine.request.prompt import Prompt
 from inflight.entrypoints.conversations import Message, as_conversations
 from inflight.entrypoints.foreign_llm import missing_attribute, own_arguments, refuse_others
+from inflight.entrypoints.image_outputs import image_outputs
 from inflight.entrypoints.insight_methods import InsightMethods
-from inflight.entrypoints.kinds_of_engines import call_type, make_engine
 from inflight.entrypoints.llm_arguments import as_prompts, one_each, one_of, priorities
 from inflight.entrypoints.llm_engine import LLMEngine
+from inflight.entrypoints.make_engine import make_engine
 from inflight.entrypoints.offline_engine import OfflineEngine
 from inflight.entrypoints.pooling_methods import PoolingMethods
 from inflight.errors import ConfigError
@@ -69,9 +69,7 @@ class LLM(PoolingMethods, InsightMethods):
         self._has_hinted = False
         self._free_turn()
         call_in_forks(self._free_turn)
-        args = EngineArgs.from_kwargs({"model": model, **NO_TIME_LIMITS, **own_arguments(engine_args)})
-        self._engine = make_engine(args)
-        self._call_type = call_type(self._engine)
+        self._engine = make_engine({"model": model, **NO_TIME_LIMITS, **own_arguments(engine_args)})
 
     @property
     def llm_engine(self) -> LLMEngine:
@@ -252,7 +250,7 @@ class LLM(PoolingMethods, InsightMethods):
     ) -> list[RequestOutput]:
         request_ids = [str(next(self._request_ids)) for _ in prompts]
         requests = list(zip(request_ids, prompts, params, options, strict=True))
-        call = self._call_type(self._engine, self._turn, requests, argument)
+        call = _Call(self._engine, self._turn, requests, argument)
         try:
             call.start()
             with tqdm(total=len(request_ids), disable=not use_tqdm, unit="request", dynamic_ncols=True) as bar:
@@ -271,7 +269,7 @@ class LLM(PoolingMethods, InsightMethods):
         return outputs
 
 
-class Call(threading.Thread):
+class _Call(threading.Thread):
     """Runs the requests of one call.
 
     Attributes:
@@ -292,8 +290,8 @@ class Call(threading.Thread):
             argument: the user's name for the list of prompts, for errors.
         """
         super().__init__(name="inflight-call", daemon=True)
-        self._engine, self._turn, self._requests = engine, turn, requests
-        self._argument = argument
+        self.engine, self.requests, self.argument = engine, requests, argument
+        self._turn = turn
         self.is_interrupted = False
         self.progress: SimpleQueue[list[RequestOutput]] = SimpleQueue()
         self.outputs: Future[list[RequestOutput]] = Future()
@@ -301,39 +299,39 @@ class Call(threading.Thread):
     def run(self) -> None:
         try:
             with self._turn:
-                self.outputs.set_result(self._outputs())
+                self.outputs.set_result(image_outputs(self) if self.engine.takes_images else self._outputs())
         except BaseException as error:  # the caller raises it
             self.outputs.set_exception(error)
         self.progress.put([])
 
     def _outputs(self) -> list[RequestOutput]:
-        engine, finished = self._engine, dict[str, RequestOutput]()
+        finished: dict[str, RequestOutput] = {}
         try:
-            for index, (request_id, prompt, params, options) in enumerate(self._requests):
-                with one_of(self._argument, index, len(self._requests)):
-                    engine.add_request(request_id, prompt, params, **options)
-                self._raise_if_interrupted()
-            while len(finished) < len(self._requests):
-                finished |= self._step()
-                self._raise_if_interrupted()
+            for index, (request_id, prompt, params, options) in enumerate(self.requests):
+                with one_of(self.argument, index, len(self.requests)):
+                    self.engine.add_request(request_id, prompt, params, **options)
+                self.raise_if_interrupted()
+            while len(finished) < len(self.requests):
+                finished |= self.step()
+                self.raise_if_interrupted()
         except BaseException:  # a wrong request, a failed step or an interrupt ends all requests of this call
-            engine.abort_requests([request_id for request_id, *_ in self._requests])
+            self.engine.abort_requests([request_id for request_id, *_ in self.requests])
             raise
-        return [finished[request_id] for request_id, *_ in self._requests]
+        return [finished[request_id] for request_id, *_ in self.requests]
 
-    def _step(self) -> dict[str, RequestOutput]:
+    def step(self) -> dict[str, RequestOutput]:
         """Returns the outputs of the requests that have ended in this step, by the ids of the requests."""
-        done = {output.request_id: output for output in self._engine.step() if output.finished}
+        done = {output.request_id: output for output in self.engine.step() if output.finished}
         if done:
             self.progress.put(list(done.values()))
         return done
 
-    def _raise_if_interrupted(self) -> None:
+    def raise_if_interrupted(self) -> None:
         if self.is_interrupted:
             raise KeyboardInterrupt
 
 
-def _show_progress(call: Call, bar: "tqdm[Any]") -> None:  # Any: the bar iterates over nothing
+def _show_progress(call: _Call, bar: "tqdm[Any]") -> None:  # Any: the bar iterates over nothing
     """Move the bar until the call has ended. Beside it stand the tokens per second of the prompts and of the answers, counted
     when a request ends."""
     start, num_in, num_out = time.monotonic(), 0, 0

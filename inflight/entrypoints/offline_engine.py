@@ -30,6 +30,7 @@ class OfflineEngine(ABC):
         has_chat_template: whether a chat needs no template of its own.
         model_config: the model, resolved.
         images: prepares prompts with images.
+        takes_images: whether prompts may have images.
         default_params: used for a request without `SamplingParams`.
     """
 
@@ -41,6 +42,7 @@ class OfflineEngine(ABC):
         self.has_chat_template = template is not None and template.default_source is not None
         self.model_config = input_processor.config.model
         self.images = input_processor.images
+        self.takes_images = self.model_config.architecture.vision is not None
         self._input_processor = input_processor
         self._logged_unenforced: set[str] = set()
 

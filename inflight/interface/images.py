@@ -44,6 +44,11 @@ class EncoderCounts:
         return total
 
 
+def sum_of(earlier: EncoderCounts | None, later: EncoderCounts | None) -> EncoderCounts | None:
+    """None if the model has no vision tower."""
+    return earlier and later and earlier + later
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageInput:
     """One run of consecutive placeholder tokens of a prompt, and what the vision tower computes their embeddings from. An image

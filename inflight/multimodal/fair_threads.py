@@ -47,7 +47,10 @@ class FairThreads:
     def __init__(
         self, name: str, num_threads: int, max_size: int, what: str, at_end: Callable[[int], None] = lambda number: None
     ) -> None:
-        self._name, self._num_threads, self._what, self._at_end = name, num_threads, what, at_end
+        self._name = name
+        self._num_threads = num_threads
+        self._what = what
+        self._at_end = at_end
         self._changed = threading.Condition()  # for the rest
         self._queue = FairQueue[_Job[Any]](max_size)
         self._waiting: dict[Future[Any], _Job[Any]] = {}
@@ -117,9 +120,11 @@ class FairThreads:
     def _run(self, number: int) -> None:
         """In a thread."""
         while (taken := self._take()) is not None:
-            job, start = taken.job, time.monotonic()
+            job = taken.job
+            start = time.monotonic()
             has_begun = job.future.set_running_or_notify_cancel()
-            result, error = None, None
+            result = None
+            error = None
             try:
                 result = job.function(number) if has_begun else None
             except BaseException as raised:

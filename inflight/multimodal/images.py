@@ -36,7 +36,8 @@ T = TypeVar("T")
 NUM_FETCHES = 8  # at a time
 NUM_READERS = 2  # threads that decode base64, read files and compute digests
 MAX_WAITING = 4096  # images that wait to be fetched, and as many that wait to be read
-FETCH_SECONDS, READ_SECONDS = 0.2, 0.02  # about what an image takes
+FETCH_SECONDS = 0.2  # about what an image takes
+READ_SECONDS = 0.02
 _GRACE_SECONDS = 1.0  # after the deadline of a fetch, whose own error says more
 
 

@@ -27,8 +27,8 @@ TASK_SECONDS = 60.0
 NUM_TRIES = 2  # of an image whose process ends
 MAX_WAITING_BYTES = 2**29  # of all images that wait for a process
 IMAGE_BYTES = 2**16  # what an image that waits counts beside its content, so that their number is bounded, too
-# about what an image takes: seconds, and seconds for each byte of its file
-IMAGE_SECONDS, BYTE_SECONDS = 0.02, 4e-8
+IMAGE_SECONDS = 0.02  # about what an image takes, and more
+BYTE_SECONDS = 4e-8  # for each byte of its file
 
 
 class Processors:

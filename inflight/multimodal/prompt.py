@@ -112,7 +112,8 @@ def _places_of(prompt: Mapping[str, object], num_images: int) -> tuple[Sequence[
 
 
 def _uuids_of(prompt: Mapping[str, object], places: Sequence[str]) -> Sequence[str | None]:
-    given, num_images = prompt.get("multi_modal_uuids"), len(places)
+    given = prompt.get("multi_modal_uuids")
+    num_images = len(places)
     if given is None:
         return [None] * num_images
     if not isinstance(given, Mapping) or given.keys() - {"image"}:

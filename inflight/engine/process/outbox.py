@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from inflight.engine.core.step_clock import MAX_GAPS
 from inflight.interface.codec import Message
+from inflight.interface.images import sum_of
 from inflight.interface.parts import join_results
 from inflight.interface.request import EngineCoreOutput, LogprobsColumns
 from inflight.interface.serving import CachedBlocks, EngineOutputs
@@ -147,7 +148,7 @@ def merge_stats(earlier: SchedulerStats, later: SchedulerStats) -> SchedulerStat
         step_time_ratios=(earlier.step_time_ratios + later.step_time_ratios)[-MAX_GAPS:],
         hidden_share=earlier.hidden_share if later.hidden_share is None else later.hidden_share,
         transfers=earlier.transfers and later.transfers and earlier.transfers + later.transfers,
-        encoder=earlier.encoder and later.encoder and earlier.encoder + later.encoder,
+        encoder=sum_of(earlier.encoder, later.encoder),
     )
 
 

@@ -71,9 +71,8 @@ class Texts:
         Raises: as `process`.
         """
         prompt = await self._with_images(prompt, options)
-        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         prepare = partial(self.input_processor.prepare, prompt, **options)
-        return await self._lanes.run(prepare, len(text) if isinstance(text, str) else 0)
+        return await self._lanes.run(prepare, _num_characters(prompt))
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         if self.tokenizer is None:
@@ -94,13 +93,11 @@ class Texts:
         options.setdefault("arrival_time", time.monotonic())
         seed = derive_seed(self._seed, next(self._numbers))  # not in a thread: the order of threads is not fixed
         prompt = await self._with_images(prompt, options)
-        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         process = partial(self.input_processor.process, request_id, prompt, params, default_seed=seed, **options)
-        return await self._lanes.run(process, len(text) if isinstance(text, str) else 0)
+        return await self._lanes.run(process, _num_characters(prompt))
 
     async def _with_images(self, prompt: Prompt, options: RequestOptions) -> Any:  # Any: a prompt of any form
-        images = self.input_processor.images
-        return await images.prepared(prompt, options.get("cache_salt", ""), CLIENT.get())
+        return await self.input_processor.images.prepared(prompt, options.get("cache_salt", ""), CLIENT.get())
 
     def _check_loop(self) -> None:
         """Raises an `EngineError` if this may not be used here."""
@@ -108,3 +105,9 @@ class Texts:
     def _close_texts(self) -> None:
         self._lanes.close()
         self.input_processor.images.close()
+
+
+def _num_characters(prompt: object) -> int:
+    """The length of the text of a prompt; 0 if it has none."""
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return len(text) if isinstance(text, str) else 0

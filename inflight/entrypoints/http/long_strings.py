@@ -50,17 +50,20 @@ def put_back(value: object, strings: dict[str, str]) -> object:
 
 def _long_strings(body: Buffer) -> Iterator[tuple[int, int]]:
     """Where long strings of plain characters begin and end."""
-    first, at = 0, LONG
+    first = 0
+    at = LONG
     while at < len(body):
         if body.find(b'"', at - LONG, at) >= 0:
             at += LONG
             continue
-        start, end = body.rfind(b'"', first, at - LONG) + 1, _next_quote(body, at)
+        start = body.rfind(b'"', first, at - LONG) + 1
+        end = _next_quote(body, at)
         if end < 0:
             return
         if start and all(_is_plain(body[i : min(i + _PIECE, end)]) for i in range(start, end, _PIECE)):
             yield start, end
-        first, at = end + 1, end + 1 + LONG
+        first = end + 1
+        at = first + LONG
 
 
 def _next_quote(body: Buffer, start: int) -> int:

@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from benchmarks.shared.mock_executor import mock_tokens
 from inflight import LLM, SamplingParams, StructuredOutputsParams
 from inflight.engine.core.step_figures import step_figures
-from inflight.entrypoints.llm import Call
+from inflight.entrypoints.llm import _Call
 from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.entrypoints.offline_engine import OfflineEngine
 from inflight.errors import EngineClosedError, InvalidRequestError
@@ -502,9 +502,10 @@ class Engine:
 
     def __init__(self, last: int) -> None:
         self.last, self.num_steps = last, 0
+        self.takes_images = False
         self.added: list[str] = []
         self.aborted: list[str] = []
-        self.call: Call
+        self.call: _Call
 
     def add_request(self, request_id: str, *_: Any, **__: Any) -> None:
         self.added.append(request_id)
@@ -523,7 +524,7 @@ class Engine:
 def test_an_interrupt_is_noticed_after_each_request_and_each_step(last: int, num_added: int, num_steps: int) -> None:
     """To prepare a long list of prompts may take a minute."""
     engine = Engine(last)
-    engine.call = call = Call(
+    engine.call = call = _Call(
         cast(OfflineEngine, engine), threading.Lock(), [(name, name, None, {}) for name in "abcd"]
     )
     call.run()
@@ -539,7 +540,7 @@ def test_only_the_last_output_of_a_request_counts() -> None:
             return [SimpleNamespace(request_id="a", finished=self.num_steps == 3, number=self.num_steps)]
 
     engine = Talkative(-2)
-    engine.call = call = Call(cast(OfflineEngine, engine), threading.Lock(), [("a", "a", None, {})])
+    engine.call = call = _Call(cast(OfflineEngine, engine), threading.Lock(), [("a", "a", None, {})])
     call.run()
     assert [output.number for output in cast("list[Any]", call.outputs.result())] == [3]
     assert (len(call.progress.get_nowait()), call.progress.get_nowait()) == (1, [])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from inflight.entrypoints import prepared_ahead as module
-from inflight.entrypoints.image_call import ImageCall
+from inflight.entrypoints.llm import _Call
 from inflight.entrypoints.prepared_ahead import MAX_AHEAD, PreparedAhead
 from inflight.errors import InvalidRequestError
 from inflight.multimodal.processed import ProcessedImage, ProcessedInput
@@ -140,6 +140,7 @@ class Engine:
 
     def __init__(self, images: Images, late: str) -> None:
         self.images, self.late = images, late
+        self.takes_images = True
         self.running: list[str] = []
         self.added: list[str] = []
         self.aborted: list[str] = []
@@ -162,8 +163,8 @@ class Engine:
         self.aborted += request_ids
 
 
-def call_of(engine: Engine, *requests: Any) -> ImageCall:
-    return ImageCall(engine, threading.Lock(), requests)  # type: ignore[arg-type]
+def call_of(engine: Engine, *requests: Any) -> _Call:
+    return _Call(engine, threading.Lock(), requests)  # type: ignore[arg-type]
 
 
 def test_the_engine_computes_while_images_are_processed() -> None:
