@@ -1,5 +1,6 @@
 """`SpeculativeConfig`: how drafts (guesses of the next tokens) are made, as vLLM's option --speculative-config names it."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,7 +9,17 @@ from inflight.config.json_option import from_json
 from inflight.errors import ConfigError
 from inflight.setting import setting
 
+logger = logging.getLogger(__name__)
+
 DRAFT_MODEL = "draft_model"
+# Fields of vLLM's that are about its own code, or that the measured lengths of drafts make unnecessary
+FOREIGN_FIELDS = frozenset(
+    (
+        *("attention_backend", "code_revision", "disable_by_batch_size", "disable_logprobs", "disable_mqa_scorer"),
+        *("disable_padded_drafter_batch", "draft_load_config", "enable_chunked_prefill", "enforce_eager"),
+        *("max_model_len", "moe_backend", "parallel_drafting", "rejection_sample_method", "use_local_argmax_reduction"),
+    )
+)
 # method -> the fields that are for this method only
 METHOD_FIELDS = {
     "ngram": ("prompt_lookup_min", "prompt_lookup_max"),
@@ -61,13 +72,15 @@ class SpeculativeConfig:
 
 
 def resolve_speculative(given: Mapping[str, Any] | None) -> SpeculativeConfig | None:  # Any: checked here
-    """`EngineArgs.speculative_config`, checked and completed with defaults.
+    """`EngineArgs.speculative_config`, checked and completed with defaults. Fields that only vLLM has are told and left out.
 
     Raises:
         ConfigError: an unknown method or key, a key of another method, or a number out of bounds.
     """
     if given is None:
         return None
+    if isinstance(given, Mapping):
+        given = _without_foreign_fields(given)
     config = from_json(SpeculativeConfig, "speculative_config", given, needed="method")
     for method, names in METHOD_FIELDS.items():
         for name in names:
@@ -92,3 +105,11 @@ def resolve_speculative(given: Mapping[str, Any] | None) -> SpeculativeConfig | 
             "second"
         )
     return config
+
+
+def _without_foreign_fields(given: Mapping[str, Any]) -> dict[str, Any]:  # Any: as in `resolve_speculative`
+    """As in vLLM, a `model` without a method is a draft model."""
+    if ignored := [name for name in given if name in FOREIGN_FIELDS]:
+        logger.warning("speculative_config: %s has no meaning here, and is ignored", ", ".join(ignored))
+    method = {"method": DRAFT_MODEL} if given.get("model") is not None and given.get("method") is None else {}
+    return {name: value for name, value in given.items() if name not in FOREIGN_FIELDS} | method

@@ -24,9 +24,9 @@ from inflight.spec_decode.proposer import NO_TOKEN, Proposer
 # of 0.6 billion parameters in bf16 on two cores, from 1 to 8 tokens.
 FREE_TOKENS = {"cpu": 16.0, "cuda": 256.0}
 NUM_CLASSES = 7  # of lengths of matches: 1, 2 to 3, 4 to 7, ..., 64 or more
-_REQUEST_MEMORY = 0.95  # the weight of a request's older drafts is multiplied by this with each new draft
-_MEMORY = 0.998  # the same for the drafts of all requests
-_PRIOR = 4.0  # as many drafts of a request weigh as much as all drafts of the other requests
+REQUEST_MEMORY = 0.95  # the weight of a request's older drafts is multiplied by this with each new draft
+MEMORY = 0.998  # the same for the drafts of all requests
+PRIOR = 4.0  # as many drafts of a request weigh as much as all drafts of the other requests
 
 
 @dataclass(slots=True)
@@ -111,8 +111,8 @@ class AdaptiveProposer(Proposer):
         while right < most and tokens[right] == guess.drafts[right]:
             right += 1
         compared = min(right + 1, most)
-        self._of_slots.setdefault(slot, _Counts()).add(guess.kind, right, compared, _REQUEST_MEMORY)
-        self._of_all.add(guess.kind, right, compared, _MEMORY)
+        self._of_slots.setdefault(slot, _Counts()).add(guess.kind, right, compared, REQUEST_MEMORY)
+        self._of_all.add(guess.kind, right, compared, MEMORY)
 
     def _probability(self, slot: int, kind: int) -> float:
         """That a draft is right if the drafts before it are."""
@@ -120,7 +120,7 @@ class AdaptiveProposer(Proposer):
         counts = self._of_slots.get(slot)
         if counts is None:
             return of_all
-        return (counts.right[kind] + _PRIOR * of_all) / (counts.compared[kind] + _PRIOR)
+        return (counts.right[kind] + PRIOR * of_all) / (counts.compared[kind] + PRIOR)
 
 
 def best_num_drafts(probabilities: Sequence[float], most: Sequence[int], free_tokens: float) -> list[int]:
@@ -135,13 +135,37 @@ def best_num_drafts(probabilities: Sequence[float], most: Sequence[int], free_to
         most: [n], how many drafts there are.
     """
     n = len(probabilities)
-    clipped = [min(max(p, 1e-9), 1 - 1e-9) for p in probabilities]
-    logs = [math.log(p) for p in clipped]
+    logs = [math.log(p) for p in _clipped(probabilities)]
     chosen = [0] * n
     tokens_per_time = n / (free_tokens + n)
     for _ in range(3):
         log = math.log(tokens_per_time)
         chosen = [min(int(log / each), limit) for each, limit in zip(logs, most, strict=True)]
-        expected = sum(p * (1 - p**count) / (1 - p) for p, count in zip(clipped, chosen, strict=True))
-        tokens_per_time = (n + expected) / (free_tokens + n + sum(chosen))
+        tokens_per_time = (n + expected_right(probabilities, chosen)) / (free_tokens + n + sum(chosen))
     return chosen
+
+
+def best_num_passes(
+    probabilities: Sequence[float], most: Sequence[int], free_tokens: float, share_of_step: float
+) -> list[int]:
+    """The same for drafts of a model, which computes one draft of each request in a pass. `share_of_step`: the time of a pass /
+    the time of a step of the served model with as many tokens."""
+    n = len(probabilities)
+    best, best_rate = [0] * n, n / (free_tokens + n)
+    for num_passes in range(1, max(most, default=0) + 1):
+        chosen = best_num_drafts(probabilities, [min(num_passes, limit) for limit in most], free_tokens)
+        seconds = free_tokens + n + sum(chosen) + max(chosen) * share_of_step * (free_tokens + n)
+        rate = (n + expected_right(probabilities, chosen)) / seconds
+        if rate > best_rate:
+            best, best_rate = chosen, rate
+    return best
+
+
+def expected_right(probabilities: Sequence[float], counts: Sequence[int]) -> float:
+    """How many drafts are expected to be right, if each request has so many."""
+    clipped = _clipped(probabilities)
+    return sum(p * (1 - p**count) / (1 - p) for p, count in zip(clipped, counts, strict=True))
+
+
+def _clipped(probabilities: Sequence[float]) -> list[float]:
+    return [min(max(p, 1e-9), 1 - 1e-9) for p in probabilities]

@@ -73,6 +73,11 @@ class MemoryBudget:
         if self._cache.memory_bytes is not None:
             self._check_kv_cache(self._cache.memory_bytes, weights.rank)
 
+    @property
+    def served_bytes(self) -> int:
+        """`WeightSizes.whole` of the model that `check_before_loading` was called for."""
+        return self._weights.whole
+
     def check_beside(self, weights: WeightSizes) -> None:
         """As `check_before_loading`, for a second model beside the first one."""
         first = self._weights

@@ -113,7 +113,9 @@ class Worker(StepPipeline):
                 tp=self._tp,
                 pipeline=self._pipeline,
                 draft_model=load_draft_model(
-                    *(self._config, self._stage, self._tp, backend, device), check_size=self._memory.check_beside
+                    *(self._config, self._stage, self._tp, backend, device),
+                    served_bytes=self._memory.served_bytes,
+                    check_size=self._memory.check_beside,
                 ),
             )
         )

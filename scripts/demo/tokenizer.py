@@ -59,7 +59,13 @@ def render(messages: Sequence[Message], tools: Sequence[Tool] = (), add_generati
     return _TEMPLATE.render(messages, tools=tools or None, add_generation_prompt=add_generation_prompt)
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def train_tokenizer(
+    texts: Iterable[str],
+    vocab_size: int,
+    control_tokens: Sequence[str] = CONTROL_TOKENS,
+    kept_tokens: Sequence[str] = TOOL_TOKENS,
+) -> Tokenizer:
+    """`control_tokens` get the first ids, then `kept_tokens`. Only the former are removed from decoded text."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -67,14 +73,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[*CONTROL_TOKENS, *TOOL_TOKENS],
+        special_tokens=[*control_tokens, *kept_tokens],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     saved = json.loads(tokenizer.to_str())
     for token in saved["added_tokens"]:
-        token["special"] = token["content"] in CONTROL_TOKENS
+        token["special"] = token["content"] in control_tokens
     return Tokenizer.from_str(json.dumps(saved))
 
 

@@ -12,7 +12,7 @@ import httpx
 
 NUM_STREAMS = 8
 # Pause between two rounds of a stream. Without a pause the streams would take most of the processor time.
-PAUSE_SECONDS = 1.0
+PAUSE_SECONDS = 3.0
 PATH = "/v1/completions"
 
 

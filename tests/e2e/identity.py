@@ -19,8 +19,10 @@ import numpy.typing as npt
 import torch
 
 from inflight import LLM, RequestOutput, SamplingParams
+from inflight.engine.request.processed import RequestOptions
 from inflight.engine.start.kv_cache_sizing import blocks_per_sequence, make_groups
 from inflight.entrypoints.llm_engine import LLMEngine
+from inflight.interface.images import ImagesPart
 from inflight.interface.kv_cache import KVCacheSpec
 from inflight.interface.request import ResolvedSampling
 from inflight.pooling_params import Params, PoolingParams
@@ -31,12 +33,15 @@ from inflight.structured_output.manager import MaskRequest, StructuredOutputMana
 from tests.conftest import FULL
 from tests.support.drafts import verify_all_drafts
 from tests.support.erratic_times import ErraticTimes, limit_times
+from tests.support.image_chats import reference_inputs
 from tests.support.model_zoo import reference_model
 
 MARGIN = 1e-4
 MAX_STEPS = 2000  # of one example; more is an engine that does not end
 
 POOLING = "pooling"  # a field: the request makes vectors, and this is the task of its PoolingParams
+
+IMAGES = "images"  # a field: the ImagesPart of the prompt
 
 # prompt, fields of SamplingParams, steps to run after it has been added, whether the request before it is aborted then
 Event = tuple[list[int], dict[str, Any], int, bool]
@@ -113,6 +118,8 @@ class Engines:
 
     folder: Path
     block_size: int
+    # of transformers. Any: families with images have classes of their own
+    reference: Callable[[Path], Any] = reference_model
     arguments: dict[str, Any] = field(default_factory=dict)
     llms: dict[Features, LLM] = field(default_factory=dict)
     plain_outputs: dict[str, RequestOutput] = field(default_factory=dict)
@@ -178,10 +185,11 @@ class Engines:
             threads.close()
         return self.specs[layout]
 
-    def plain(self, prompt: list[int], params: Params) -> RequestOutput:
-        key = repr((prompt, params))
+    def plain(self, prompt: list[int], params: Params, images: ImagesPart | None = None) -> RequestOutput:
+        key = repr((prompt, params, images and images.contents))
         if key not in self.plain_outputs:
-            (self.plain_outputs[key],) = self.llm(PLAIN)._run("prompts", [prompt], [params], [{}], use_tqdm=False)
+            run, options = self.llm(PLAIN)._run, options_of(images)
+            (self.plain_outputs[key],) = run("prompts", [prompt], [params], [options], use_tqdm=False)
         return self.plain_outputs[key]
 
     def close(self, but: Features | None = None) -> None:
@@ -194,12 +202,14 @@ def run_example(engines: Engines, features: Features, events: list[Event]) -> No
     engine = engines.llm(features).llm_engine
     engine.core.reset_prefix_cache()
     params = [make_params(fields, seed=i) for i, (_, fields, _, _) in enumerate(events)]
+    images = [fields.get(IMAGES) for _, fields, _, _ in events]
     try:
         outputs = run_schedule(engine, events, params, features.resumed_at)
     finally:
         engine.abort_requests([f"r{i}" for i in range(len(events))])  # of an example that failed
     for i, output in outputs.items():
-        compare(engines, output, engines.plain(events[i][0], params[i]), params[i])
+        plain = engines.plain(events[i][0], params[i], images[i])
+        compare(engines, output, plain, params[i], images[i])
 
 
 def run_schedule(
@@ -216,8 +226,8 @@ def run_schedule(
         outputs.update({output.request_id: output for output in engine.step()})
         engine.core.scheduler.check_integrity()
 
-    for i, (prompt, _, num_steps, aborts) in enumerate(events):
-        engine.add_request(f"r{i}", prompt, params[i])
+    for i, (prompt, fields, num_steps, aborts) in enumerate(events):
+        engine.add_request(f"r{i}", prompt, params[i], **options_of(fields.get(IMAGES)))
         for _ in range(num_steps):
             step()
         if aborts and i:
@@ -245,7 +255,12 @@ def resume(engine: LLMEngine) -> None:
             engine.core.add_request(sequence, state.request.prompt_array)
 
 
+def options_of(images: ImagesPart | None) -> RequestOptions:
+    return {} if images is None else {"parts": (images,)}
+
+
 def make_params(fields: dict[str, Any], seed: int) -> Params:
+    fields = {name: value for name, value in fields.items() if name != IMAGES}
     if POOLING in fields:
         return PoolingParams(task=fields[POOLING])
     fields = {"seed": seed, **fields}
@@ -255,7 +270,9 @@ def make_params(fields: dict[str, Any], seed: int) -> Params:
     return SamplingParams(**fields)
 
 
-def compare(engines: Engines, got: RequestOutput, plain: RequestOutput, params: Params) -> None:
+def compare(
+    engines: Engines, got: RequestOutput, plain: RequestOutput, params: Params, images: ImagesPart | None = None
+) -> None:
     if isinstance(params, PoolingParams):
         np.testing.assert_allclose(got.parts["pooling"], plain.parts["pooling"], atol=2e-6, err_msg=str(params))
         assert got.metrics is not None and got.metrics.first_token_time is None
@@ -264,7 +281,7 @@ def compare(engines: Engines, got: RequestOutput, plain: RequestOutput, params: 
     for ours, theirs in zip(got.outputs, plain.outputs, strict=True):
         engines.num_tokens += len(theirs.token_ids)
         if ours.token_ids != theirs.token_ids:
-            check_tie(engines, got.prompt_token_ids, ours.token_ids, theirs.token_ids, params, ours.index)
+            check_tie(engines, got.prompt_token_ids, ours.token_ids, theirs.token_ids, params, ours.index, images)
             continue
         assert (ours.finish_reason, ours.stop_reason) == (theirs.finish_reason, theirs.stop_reason), (got, plain)
         assert ours.text == theirs.text
@@ -285,24 +302,37 @@ def assert_close(ours: list[Any] | None, theirs: list[Any] | None) -> None:
 
 
 def check_tie(
-    engines: Engines, prompt: list[int], ours: list[int], theirs: list[int], params: SamplingParams, index: int
+    engines: Engines,
+    prompt: list[int],
+    ours: list[int],
+    theirs: list[int],
+    params: SamplingParams,
+    index: int,
+    images: ImagesPart | None = None,
 ) -> None:
     """The first token that differs must have been a tie in the reference, as near as rounding can tell."""
     position = next(i for i, (a, b) in enumerate(itertools.zip_longest(ours, theirs)) if a != b)
     said = f"tokens differ at {position}: {ours} and {theirs}, with {params}"
     assert position < min(len(ours), len(theirs)), said
     assert (params.top_p, params.top_k, params.min_p) == (1.0, 0, 0.0), said  # those cut at places that rounding moves
-    scores = reference_scores(engines, prompt, theirs[:position], params, index)
+    scores = reference_scores(engines, prompt, theirs[:position], params, index, images)
     gap = abs(scores[ours[position]] - scores[theirs[position]])
     assert gap < MARGIN, f"{said}, by {gap:.2g}"
     engines.num_ties += 1
 
 
 def reference_scores(
-    engines: Engines, prompt: list[int], emitted: list[int], params: SamplingParams, index: int
+    engines: Engines,
+    prompt: list[int],
+    emitted: list[int],
+    params: SamplingParams,
+    index: int,
+    images: ImagesPart | None = None,
 ) -> npt.NDArray[np.float64]:
     """By transformers' logits: the next token of completion `index` is that of the highest score. [vocab_size]"""
-    logits = reference_model(engines.folder)(torch.tensor([prompt + emitted])).logits[0, -1]
+    model = engines.reference(engines.folder)
+    given = reference_inputs(model, prompt + emitted, () if images is None else images.images)
+    logits = model(**given).logits[0, -1]
     scores = process_logits(engines, logits.detach().numpy().astype(np.float64), prompt, emitted, params)
     if params.greedy:
         return scores

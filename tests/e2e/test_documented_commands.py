@@ -36,6 +36,7 @@ from tests.support.documented_commands import (
     port_of,
     serves,
     write_embedded_gguf,
+    write_model_of_drawings,
 )
 from tests.support.fork_server import current_fork_server
 from tests.support.python_commands import python_commands
@@ -143,6 +144,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory, gguf: Path) -> Iterato
             "no_proxy": "localhost,127.0.0.1",
         }
         make_hub(home / "hub", HUB, gguf)
+        write_model_of_drawings(home / ".cache" / "inflight" / "drawings")
         with shared_imports(found):
             server = current_fork_server()
             assert server is not None and server.wait_until_ready(SECONDS)

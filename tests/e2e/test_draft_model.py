@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from inflight import LLM, SamplingParams
 from inflight.errors import ConfigError
+from inflight.spec_decode import adaptive
+from tests.support.drafts import verify_all_drafts
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
 ARGUMENTS: dict[str, Any] = {
@@ -73,7 +76,9 @@ def test_a_model_accepts_what_it_guesses_itself(
     """Each draft is accepted if the draft model has the keys of all tokens, whoever has computed them: the same request before,
     a request with the same beginning, a step before a preemption."""
     folder = folders["qwen3"]
-    with LLM(str(folder), **{**ARGUMENTS, **more}, speculative_config=speculative(folder)) as llm:
+    with verify_all_drafts():
+        llm = LLM(str(folder), **{**ARGUMENTS, **more}, speculative_config=speculative(folder))
+    with llm:
         stats = llm.llm_engine.core.scheduler.stats
         for temperature in (0.0, 1.0, 0.0):  # the last time the prompts are cached
             assert generate(llm, temperature, count=2) == plain["qwen3", temperature]
@@ -89,11 +94,38 @@ def test_recurrent_layers_go_back_behind_refused_drafts(
     folders: dict[str, Path], plain: dict[tuple[str, float], list[list[int]]], served: str, more: dict[str, Any]
 ) -> None:
     draft = speculative(folders["llama"])
-    with LLM(str(folders[served]), **{**ARGUMENTS, **more}, speculative_config=draft) as llm:
+    with verify_all_drafts():
+        llm = LLM(str(folders[served]), **{**ARGUMENTS, **more}, speculative_config=draft)
+    with llm:
         stats = llm.llm_engine.core.scheduler.stats
         for temperature in (0.0, 1.0, 0.0):
             assert generate(llm, temperature, count=2) == plain[served, temperature]
         assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+
+
+def test_tokens_without_drafts_are_computed_later(
+    folders: dict[str, Path], plain: dict[tuple[str, float], list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests get drafts in some steps only. The draft model then computes what it has left out, before it goes on."""
+    chance = random.Random(0)
+    monkeypatch.setattr(
+        adaptive, "best_num_passes", lambda _, most, *costs: [chance.choice([0, 0, 0, each]) for each in most]
+    )
+    folder = folders["qwen3"]
+    with LLM(str(folder), **ARGUMENTS, speculative_config=speculative(folder)) as llm:
+        stats = llm.llm_engine.core.scheduler.stats
+        for temperature in (0.0, 1.0, 0.0):
+            assert generate(llm, temperature, count=2) == plain["qwen3", temperature]
+        assert 100 < stats.num_draft_tokens < 600
+        assert stats.num_accepted_tokens >= 0.98 * stats.num_draft_tokens
+
+
+def test_a_draft_model_that_does_not_pay_proposes_nothing(folders: dict[str, Path]) -> None:
+    """It is as large as the served model, so a pass takes as long as a step."""
+    folder = folders["qwen3"]
+    with LLM(str(folder), **ARGUMENTS, speculative_config=speculative(folder)) as llm:
+        generate(llm, 0.0)
+        assert llm.llm_engine.core.scheduler.stats.num_draft_tokens == 0
 
 
 def test_drafts_end_where_the_draft_model_ends(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -104,13 +136,17 @@ def test_drafts_end_where_the_draft_model_ends(folders: dict[str, Path], tmp_pat
     folder = folders["qwen3"]
     with LLM(str(folder), **ARGUMENTS) as llm:
         expected = generate(llm, 0.0)
-    with LLM(str(folder), **ARGUMENTS, speculative_config=speculative(short)) as llm:
+    with verify_all_drafts():
+        llm = LLM(str(folder), **ARGUMENTS, speculative_config=speculative(short))
+    with llm:
         assert generate(llm, 0.0) == expected
 
 
 def test_quantized_draft_model(folders: dict[str, Path], plain: dict[tuple[str, float], list[list[int]]]) -> None:
     folder = folders["qwen3"]
-    with LLM(str(folder), **ARGUMENTS, speculative_config=speculative(folder, quantization="int8")) as llm:
+    with verify_all_drafts():
+        llm = LLM(str(folder), **ARGUMENTS, speculative_config=speculative(folder, quantization="int8"))
+    with llm:
         stats = llm.llm_engine.core.scheduler.stats
         assert generate(llm, 1.0, count=2) == plain["qwen3", 1.0]
         assert 0.5 * stats.num_draft_tokens < stats.num_accepted_tokens
@@ -121,7 +157,7 @@ def test_quantized_draft_model(folders: dict[str, Path], plain: dict[tuple[str, 
     [
         ({"model": None}, "needs a `model`"),
         ({"model": "/no/such/model"}, "/no/such/model"),
-        ({"method": "ngram"}, "is for the method draft_model"),
+        ({"method": "ngram"}, "is for method='draft_model'"),
         ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size"),
         ({"quantization": "int3"}, "int3"),
     ],

@@ -140,8 +140,8 @@ def test_no_rank_is_killed_because_the_cores_are_busy() -> None:
         num_requests=100 if FULL else 2,
         max_tokens=32,
         steady_tokens=0,
-        oversubscribe=4,
-        seconds=1800.0 if FULL else 5.0,
+        oversubscribe=4 if FULL else 2,  # in `make test` there are the processes of other tests, too
+        seconds=1800.0 if FULL else 1.0,
     )
     assert_nothing_lost(plan)
 

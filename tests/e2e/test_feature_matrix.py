@@ -3,7 +3,7 @@
 A row is an engine (depth, ranks as threads, chunked prefill, prefix cache, a KV cache that is too small, blocks kept in host
 memory, n-gram speculation, a core that loses all requests, so that they are resumed) and what its requests ask for (n > 1,
 sampling, penalties, log-probabilities, a grammar, a bound for the reasoning, stop strings, an abort), and whether others make
-vectors beside them. Two requests of each
+vectors beside them. One of the models reads images, and some of its prompts have them. Two requests of each
 schedule ask for all of it, the others for some. Each row has schedules of its own; `make test-full` runs many more of each.
 """
 
@@ -20,13 +20,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedConfig
 
 from inflight import AsyncLLM, RequestOutput, SamplingParams
 from inflight.config.engine_args import EngineArgs
+from inflight.config.parse_architecture import parse_architecture
+from inflight.config.vision import Grid, VisionSpec
 from inflight.engine.request.request_state import RequestOutputKind
+from inflight.hub import read_config
 from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.conftest import FULL
 from tests.e2e.identity import (
+    IMAGES,
     MARGIN,
     PLAIN,
     POOLING,
@@ -40,17 +45,28 @@ from tests.e2e.identity import (
 )
 from tests.support.covering_array import Row, covering_array
 from tests.support.fakes_tokenizer import save_folder, trained
+from tests.support.image_chats import make_chat
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
+from tests.support.vision_models import VISION_CONFIGS, write_vision_model
+from tests.support.vision_models import reference_model as reference_with_images
 from tests.support.waits import wait_until
 
 # the first example of hypothesis is always the plainest
-NUM_EXAMPLES = 60 if FULL else 3
+NUM_EXAMPLES = 60 if FULL else 2
 NUM_PROCESS_EXAMPLES = 20 if FULL else 3
 TOKENIZER = "byte_level"
 MAX_MODEL_LEN, MAX_PROMPT, MAX_TOKENS = 128, 80, 24
 NUM_DRAFTS = 3
-# (family, configuration, block size): blocks of 16 are attended to by the C++ kernel, of 4 by plain torch
-MODELS = {"full": ("llama", 0, 16), "windows": ("qwen3", 4, 4), "experts": ("qwen3_moe", 0, 16)}
+# (configuration, block size): blocks of 16 are attended to by the C++ kernel, of 4 by plain torch. The last one also reads
+# images: some prompts have them, with three positions a token, and features for a decoder layer.
+IMAGES_AND_EXPERTS = "images and experts"
+MODELS: dict[str, tuple[PreTrainedConfig, int]] = {
+    "full": (FAMILY_CONFIGS["llama"][0], 16),
+    "windows": (FAMILY_CONFIGS["qwen3"][4], 4),
+    IMAGES_AND_EXPERTS: (VISION_CONFIGS["qwen3_vl_moe"][0], 16),
+}
+GRIDS: tuple[Grid, ...] = ((1, 4, 6), (1, 2, 8))
+MAX_IMAGE_TOKENS = 12  # of a prompt
 
 GRAMMARS = {
     "json": StructuredOutputsParams(
@@ -142,6 +158,22 @@ def prompts(draw: st.DrawFn) -> list[int]:
 
 
 @st.composite
+def prompts_with_images(draw: st.DrawFn, spec: VisionSpec) -> tuple[list[int], dict[str, Any]]:
+    """A prompt, and the field of its images. Texts and images are few, so that the same image comes again, and other ones come
+    behind and before the same text, within a block and in several."""
+    text = trained(TOKENIZER).encode(draw(st.sampled_from(PROMPTS[:2])), add_special_tokens=False).ids
+    tail = draw(st.lists(st.integers(10, 60), max_size=6))
+    length = draw(st.integers(12, MAX_PROMPT - MAX_IMAGE_TOKENS - len(tail)))
+    pieces: list[int | tuple[int, Grid]] = [*(text * 20)[:length], *tail]
+    for _ in range(draw(st.sampled_from([1, 2, 0]))):
+        pieces.insert(
+            draw(st.sampled_from([5, 0, 11])), (draw(st.sampled_from([1, -1, 2])), draw(st.sampled_from(GRIDS)))
+        )
+    chat = make_chat(pieces, spec)
+    return chat.tokens, {IMAGES: chat.part(spec)} if chat.images else {}
+
+
+@st.composite
 def requests(draw: st.DrawFn, cell: Row, all_features: bool) -> dict[str, Any]:
     """Fields of SamplingParams: of all that the cell names, or of some."""
 
@@ -174,12 +206,14 @@ def requests(draw: st.DrawFn, cell: Row, all_features: bool) -> dict[str, Any]:
 
 
 @st.composite
-def schedules(draw: st.DrawFn, cell: Row) -> list[Event]:
+def schedules(draw: st.DrawFn, cell: Row, spec: VisionSpec | None) -> list[Event]:
     """The second request, which asks for all, is aborted when the third has arrived, if the cell has aborts."""
     events: list[Event] = []
     for i in range(draw(st.integers(3, 6))):
         aborts = bool(cell["abort"]) and (i == 2 or draw(st.booleans()))
-        events.append((draw(prompts()), draw(requests(cell, i < 2)), draw(st.integers(0, 5)), aborts and i > 1))
+        prompt, images = (draw(prompts()), {}) if spec is None else draw(prompts_with_images(spec))
+        fields = {**draw(requests(cell, i < 2)), **images}
+        events.append((prompt, fields, draw(st.integers(0, 5)), aborts and i > 1))
         if cell["pool"] and (i == 1 or draw(st.booleans())):
             task = draw(st.sampled_from(["embed", "token_embed"]))
             events.append((draw(prompts()), {POOLING: task}, draw(st.integers(0, 5)), False))
@@ -189,17 +223,29 @@ def schedules(draw: st.DrawFn, cell: Row) -> list[Event]:
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engines]]:
     made = {}
-    for name, (family, index, block_size) in MODELS.items():
-        config = copy.deepcopy(FAMILY_CONFIGS[family][index])
-        config.vocab_size = trained(TOKENIZER).get_vocab_size() + 7  # padded, as checkpoints are
-        config.bos_token_id, config.eos_token_id = 0, 1
-        folder = write_model(config, tmp_path_factory.mktemp("matrix") / name, seed=1)
+    for name, (plain_config, block_size) in MODELS.items():
+        config = copy.deepcopy(plain_config)
+        text = config.get_text_config()
+        text.vocab_size = trained(TOKENIZER).get_vocab_size() + 7  # padded, as checkpoints are
+        text.bos_token_id, text.eos_token_id = 0, 1
+        folder = tmp_path_factory.mktemp("matrix") / "model"
+        shared = {"reasoning_config": TAG}
+        if name == IMAGES_AND_EXPERTS:
+            config.image_token_id = text.vocab_size - 1
+            write_vision_model(config, folder, seed=1)
+            made[name] = Engines(folder, block_size, reference_with_images, max_model_len=MAX_MODEL_LEN, shared=shared)
+        else:
+            write_model(config, folder, seed=1)
+            made[name] = Engines(folder, block_size, max_model_len=MAX_MODEL_LEN, shared=shared)
         save_folder(folder, TOKENIZER)
-        made[name] = Engines(folder, block_size, max_model_len=MAX_MODEL_LEN, shared={"reasoning_config": TAG})
     yield made
     for name, found in made.items():
         print(f"{name}: {found.num_tokens} tokens, {found.num_ties} ties, {found.num_vectors} vectors")
         found.close()
+
+
+def vision_of(engines: Engines) -> VisionSpec | None:
+    return parse_architecture(read_config(engines.folder)).vision
 
 
 def run_cell(made: dict[str, Engines], cell: Row, executor: str, num_examples: int) -> None:
@@ -208,7 +254,7 @@ def run_cell(made: dict[str, Engines], cell: Row, executor: str, num_examples: i
     features = features_of(cell, draft_model=made["full"].folder)
 
     @examples(num_examples, f"{executor} {name_of(cell)}")
-    @given(events=schedules(cell))
+    @given(events=schedules(cell, vision_of(engines)))
     def check(events: list[Event]) -> None:
         run_example(engines, features, events)
 
@@ -247,11 +293,16 @@ def test_every_feature_is_at_work(engines: dict[str, Engines], model: str, draft
         draft_method=drafts, draft_model=engines["full"].folder if drafts == "draft_model" else None,
     )  # fmt: skip
     text = trained(TOKENIZER).encode(PROMPTS[0], add_special_tokens=False).ids
+    spec = vision_of(engines[model])
     events: list[Event] = []
     for i, kind in enumerate((None, "json", "regex", None, "json", "choice", None)):
         fields: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 1.0, "n": 2}
         fields |= {"allowed_token_ids": [40, 41]} if kind is None else {"structured_outputs": GRAMMARS[kind]}
-        events.append(((text * 4)[: 60 + i], fields, 2, False))
+        prompt = (text * 4)[: 60 + i]
+        if spec is not None:
+            chat = make_chat([*prompt[:20], (1 + i % 2, GRIDS[0]), *prompt[20:]], spec)
+            prompt, fields[IMAGES] = chat.tokens, chat.part(spec)
+        events.append((prompt, fields, 2, False))
     try:
         scheduler = engines[model].llm(features).llm_engine.core.scheduler
         for _ in range(2):  # the second time with blocks from host memory

@@ -17,7 +17,7 @@ from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model,
 
 CASES = [(family, index) for family, configs in FAMILY_CONFIGS.items() for index in range(len(configs))]
 PROMPT_LENGTHS = (1, 2, 15, 16, 17, 48, 130, 333, 700)
-OUTPUT_LENGTH = 64 if FULL else 32
+OUTPUT_LENGTH = 64 if FULL else 24
 GREEDY = SamplingParams(temperature=0.0, max_tokens=OUTPUT_LENGTH, ignore_eos=True)
 
 MAX_MODEL_LEN, MAX_STEP_TOKENS = 800, 64
@@ -32,10 +32,13 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def modes_of(index: int) -> list[str]:
-    """All for the first configuration of a family; for the others `make test` has only "preempted", which cuts prompts into
-    chunks, and computes sequences again. Those modes that compute a prompt whole differ from it in the scheduler only, and in
-    the attention over a whole prompt, which test_model_parity.py compares for every configuration."""
-    return list(MODES) if FULL or index == 0 else ["preempted"]
+    """`make test` has "preempted" for every configuration: it cuts prompts into the chunks of "chunked", and also computes
+    sequences again. For the first configuration of a family it has those modes, too, that compute a prompt whole. They differ
+    from it in the scheduler, and in the attention over a whole prompt, which test_model_parity.py compares for every
+    configuration."""
+    if FULL:
+        return list(MODES)
+    return ["batched", "unchunked", "preempted"] if index == 0 else ["preempted"]
 
 
 @pytest.fixture(scope="module")

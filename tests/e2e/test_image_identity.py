@@ -6,14 +6,11 @@ sequences, and requests without images beside them.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from inflight import SamplingParams
 from inflight.config.engine_args import EngineArgs
@@ -23,21 +20,16 @@ from inflight.config.vision import Gemma4VisionSpec, Grid, VisionSpec
 from inflight.config.whole_prompts import keeps_images_whole
 from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.errors import ConfigError
-from inflight.interface.images import ImageInput, ImagesPart
-from tests.support.vision_models import (
-    VISION_CONFIGS,
-    draw_image,
-    load,
-    places_of_patches,
-    reference_model,
-    write_vision_model,
-)
+from inflight.models.vision import division
+from tests.support.image_chats import Chat, make_chat, reference_inputs
+from tests.support.vision_models import VISION_CONFIGS, draw_image, load, reference_model, write_vision_model
 
 # name -> the family, which of its configurations, and the largest grid of its images
 FAMILIES: dict[str, tuple[str, int, Grid]] = {
     "smolvlm": ("smolvlm", 0, (1, 6, 6)),
     "qwen3_vl": ("qwen3_vl", 0, (1, 6, 4)),
     "qwen3_vl without deepstack": ("qwen3_vl", 1, (1, 3, 2)),
+    "qwen3_vl_moe": ("qwen3_vl_moe", 0, (1, 6, 4)),
     "qwen2_5_vl": ("qwen2_5_vl", 0, (1, 4, 8)),
     "qwen3_5": ("qwen3_5", 0, (1, 6, 4)),
     "gemma3": ("gemma3", 0, (1, 9, 9)),
@@ -47,7 +39,6 @@ FAMILIES: dict[str, tuple[str, int, Grid]] = {
 CACHE_BYTES = {"qwen3_5": 300_000, "gemma4": 90_000}
 SEEDS = {"gemma3": 2}  # of weights with which one pixel gives other tokens
 MAX_TOKENS = 10
-_CONTRAST = 4.0  # so that another image gives other tokens
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"enable_prefix_caching": False},
     "prefix cache": {},
@@ -57,16 +48,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
     "preemption": {"kv_cache_memory_bytes": 48_000, "max_model_len": 64, "block_size": 4},
     "two tensor-parallel ranks": {"tensor_parallel_size": 2},
+    "two ranks divide an image": {"tensor_parallel_size": 2, "distributed_executor_backend": "uni"},
     "two stages": {"pipeline_parallel_size": 2},
     "limited time": {"target_inter_token_latency": 1.0},
 }
 # for families whose images are computed in one step: they have 9 tokens, and 4 other sequences have a token each
 WITH_WHOLE_IMAGES = {"an image takes many steps": {"max_num_batched_tokens": 13, "block_size": 4}}
-
-
-class Chat(NamedTuple):
-    tokens: list[int]
-    images: list[ImageInput]
 
 
 class Model(NamedTuple):
@@ -78,51 +65,10 @@ class Model(NamedTuple):
     keeps_images_whole: bool
 
 
-def make_chat(pieces: list[int | tuple[int, Grid]], spec: VisionSpec) -> Chat:
-    """`pieces`: tokens of text, and images as their seed and grid."""
-    tokens: list[int] = []
-    images = []
-    for piece in pieces:
-        if isinstance(piece, int):
-            tokens.append(piece)
-            continue
-        seed, grid = piece
-        pixels = _CONTRAST * draw_image(spec, grid, abs(seed)).numpy()
-        if seed < 0:  # one pixel differs from the image of the positive number
-            pixels.reshape(-1)[0] *= -40
-        digest = hashlib.sha256(pixels.tobytes() + bytes(grid)).digest()
-        count = spec.num_tokens(grid)
-        images.append(ImageInput(start=len(tokens), num_tokens=count, digest=digest, pixels=pixels, grid=grid))
-        tokens += [spec.image_token_id] * count
-    return Chat(tokens, images)
-
-
 def reference_tokens(model: Any, chat: Chat) -> list[int]:  # Any: each family has a class of its own
-    given: dict[str, Tensor] = {}
-    if chat.images:
-        pixels = [torch.from_numpy(image.pixels) for image in chat.images]
-        types = torch.tensor([chat.tokens]).eq(model.config.image_token_id).int()
-        if model.config.model_type == "gemma3":
-            given = {"pixel_values": torch.stack(pixels), "token_type_ids": types}
-        elif model.config.model_type == "gemma4":
-            places = [places_of_patches(image.grid) for image in chat.images]
-            given = {
-                "pixel_values": pad_sequence(pixels, batch_first=True),
-                "image_position_ids": pad_sequence(places, batch_first=True, padding_value=-1),
-                "mm_token_type_ids": types,
-            }
-        elif pixels[0].dim() == 3:
-            given = {"pixel_values": torch.stack(pixels)[None]}
-        else:
-            given = {
-                "pixel_values": torch.cat(pixels),
-                "image_grid_thw": torch.tensor([image.grid for image in chat.images]),
-                "mm_token_type_ids": types,
-            }
     with torch.inference_mode():
         found = model.generate(
-            torch.tensor([chat.tokens]),
-            **given,
+            **reference_inputs(model, chat.tokens, chat.images),
             max_new_tokens=MAX_TOKENS,
             do_sample=False,
             eos_token_id=None,
@@ -170,8 +116,7 @@ def answers(model: Model, n: int = 1, **settings: Any) -> list[list[list[int]]]:
     found: dict[str, list[list[int]]] = {}
     try:
         for number, chat in enumerate(model.chats):
-            part = ImagesPart(images=tuple(chat.images), position_merge=model.spec.position_merge)
-            parts = (part,) if chat.images else ()
+            parts = (chat.part(model.spec),) if chat.images else ()
             engine.add_request(str(number), {"prompt_token_ids": chat.tokens}, params, parts=parts)
         while engine.has_unfinished_requests():
             for output in engine.step():
@@ -186,8 +131,9 @@ def answers(model: Model, n: int = 1, **settings: Any) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_tokens_are_those_of_transformers(model: Model, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name == "an image takes many steps":
+    if name in ("an image takes many steps", "two ranks divide an image"):
         monkeypatch.setattr(VisionSpec, "patches_of_slice", 8)
+        monkeypatch.setattr(division, "FEWEST_PATCHES", 4)
         monkeypatch.setattr(Gemma4VisionSpec, "most_tokens", 9)
     if model.spec.num_deepstack > 1 and name == "two stages":  # the model has two layers
         with pytest.raises(ConfigError, match="pipeline_layer_partition"):

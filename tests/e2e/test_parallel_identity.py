@@ -27,7 +27,7 @@ from tests.support.listening import listening_hosts
 from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, write_model
 from tests.support.processes import children
 
-NUM_EXAMPLES = 100 if FULL else 4
+NUM_EXAMPLES = 100 if FULL else 3
 NUM_PROCESS_EXAMPLES = 40 if FULL else 4
 NUM_LAYERS = 4
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -82,8 +82,15 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return written(request.param, tmp_path_factory.mktemp("parallel"))
 
 
-# without "full": `pp3` and `tp2-pp2` have all that `pp2` has
-@pytest.mark.parametrize("layout", ["tp2", "pp3", "tp2-pp2", pytest.param("pp2", marks=pytest.mark.full)])
+# without "full": `tp2-pp2` for each family, and `tp2` and `pp3` for every other one; these have all that `pp2` has
+LAYOUTS_OF = [
+    pytest.param(family, layout, marks=[] if layout in ("tp2-pp2", ("tp2", "pp3")[index % 2]) else pytest.mark.full)
+    for index, family in enumerate(MODELS)
+    for layout in LAYOUTS
+]
+
+
+@pytest.mark.parametrize(("engines", "layout"), LAYOUTS_OF, indirect=["engines"])
 def test_tokens_do_not_depend_on_the_layout(engines: Engines, layout: str, request: pytest.FixtureRequest) -> None:
     arguments = {**LAYOUTS[layout], "distributed_executor_backend": "uni"}
     run_examples(engines, arguments, FEATURES, examples(NUM_EXAMPLES, request.node.callspec.params["engines"]))

@@ -28,6 +28,7 @@ from tests.support.waits import wait_until
 TWO_RANKS = ["--tensor-parallel-size", "2", "--dtype", "float32", "--kv-cache-memory-bytes", str(1 << 24)]
 NO_RECOVERY = "--no-enable-fault-tolerance"
 FAULTY = f"{faulty}:FaultyExecutor"
+NUM_VECTORS = 200  # texts of a call; it must run for longer than a fault needs to come
 
 
 def complete(server: ServeProcess, first_token: int) -> tuple[int, Any]:
@@ -90,11 +91,11 @@ TP, PP = "--tensor-parallel-size", "--pipeline-parallel-size"
 def test_a_lost_rank_is_replaced_and_the_streams_go_on(layout: str, victim: str, fault: signal.Signals) -> None:
     """And the embeddings beside them are the same, bit for bit, and none is lost."""
     with serving(layout, "2", "--dtype", "float32", "--kv-cache-memory-bytes", str(1 << 24)) as server:
-        truth, vectors = text_of(server.start_stream(300)), vectors_of(server, 400)
+        truth, vectors = text_of(server.start_stream(300)), vectors_of(server, NUM_VECTORS)
         pids = server.children()
         with ThreadPoolExecutor(2) as threads:
             streams = [server.start_stream(300) for _ in range(3)]
-            embeddings = [threads.submit(vectors_of, server, 400) for _ in range(2)]
+            embeddings = [threads.submit(vectors_of, server, NUM_VECTORS) for _ in range(2)]
             wait_until(lambda: num_running(server) > len(streams) or all(each.done() for each in embeddings))
             assert not all(each.done() for each in embeddings)
             os.kill(pids[victim], fault)

@@ -19,6 +19,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from scripts.demo.vision.folder import make_config, make_tokenizer
+from scripts.demo.vision.train import Trainer, export, make_model
 from tests.support import gguf_models
 from tests.support.gguf_files import Number, floats, write_gguf
 
@@ -136,6 +138,12 @@ def make_hub(cache: Path, hub_ids: dict[str, list[str]], gguf: Path) -> None:
                 shutil.copy(gguf, snapshot / file)
         else:
             shutil.copytree(EMBEDDED_MODEL, snapshot)
+
+
+def write_model_of_drawings(folder: Path) -> None:
+    """What `python -m scripts.demo.vision.train` writes, with weights that are not trained."""
+    folder.parent.mkdir(parents=True)
+    export(Trainer(make_model(make_config()), make_tokenizer(), num_steps=1), folder)
 
 
 def write_embedded_gguf(path: Path) -> Path:

@@ -89,6 +89,7 @@ class SiglipTower(VisionTower):
 
     def normed(self, state: EncoderState) -> Tensor:
         """The norm of the last layer's result: [num_patches, hidden_size]."""
+        state.share_rows()
         assert state.delta is not None and state.layer == self.spec.num_layers, "layers are left"
         return self.post_layernorm.add_and_norm(state.delta, state.residual)
 

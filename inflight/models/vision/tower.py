@@ -14,6 +14,7 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.context import LayerContext
 from inflight.layers.weights import Loadable
 from inflight.models.vision.block import Heads, TowerBlock
+from inflight.models.vision.division import RowDivision
 
 
 @dataclass(kw_only=True)
@@ -30,6 +31,8 @@ class EncoderState:
         segments: the numbers of patches that see each other, for each group of neighbouring patches: frames or windows.
         rotation: of the queries and keys; None if the tower has no rotary embedding.
         features: what layers in the middle of the tower have given for the decoder, [num_tokens, out_size] each.
+        division: which patches this rank computes; None: all. In `residual` and `delta` only the rows of these are right, until
+            `share_rows` is called.
         order: int64 [num_patches]: if the patches are in another order than those of the image, the places that they had; else
             None.
     """
@@ -44,16 +47,26 @@ class EncoderState:
     rotation: Rotation | None = None
     features: list[Tensor] = field(default_factory=list)
     order: Tensor | None = None
+    division: RowDivision | None = None
+
+    def share_rows(self) -> None:
+        """All ranks get the rows of all patches. Called between two layers."""
+        if self.division is not None and self.delta is not None:
+            own = self.division.own
+            both = self.division.gather(torch.cat((self.residual[own], self.delta[own]), dim=1))
+            self.residual, self.delta = (each.contiguous() for each in both.chunk(2, dim=1))
 
     def add_delta(self) -> None:
-        """Adds the output of the last layer to the residual stream."""
+        """Adds the output of the last layer to the residual stream, of all patches."""
+        self.share_rows()
         if self.delta is not None:
             self.residual.add_(self.delta)
             self.delta = None
 
 
 class VisionTower(nn.Module, ABC):
-    """Makes embeddings of an image for the decoder. Every rank of the first stage has the whole tower.
+    """Makes embeddings of an image for the decoder. Every rank of the first stage has the whole tower. Tensor-parallel ranks
+    divide the patches of a large image, so all of them call `advance` and `finish` in the same order.
 
     The methods compute on the device of the weights, in one thread at a time. An image that is on its way through the layers
     needs only its `EncoderState`, so several images may be on their way.
@@ -67,6 +80,7 @@ class VisionTower(nn.Module, ABC):
         self.dtype = context.dtype
         self.device = context.device
         self.ops = context.ops
+        self.group = TensorParallelGroup()  # the ranks that compute an image together
 
     @abstractmethod
     def begin(self, pixels: Tensor, grid: Grid) -> EncoderState:
@@ -78,6 +92,8 @@ class VisionTower(nn.Module, ABC):
 
     def advance(self, state: EncoderState, num_slices: int) -> None:
         """Computes the next `num_slices` slices of layers (`VisionSpec.patches_of_slice`), or those that are left."""
+        if state.layer == 0 and state.heads is None:
+            state.division = RowDivision.make(self.group, len(state.residual), self.spec.patches_of_slice)
         for _ in range(num_slices):
             if state.layer < self.spec.num_layers:
                 self._compute_slice(state)
@@ -86,17 +102,36 @@ class VisionTower(nn.Module, ABC):
         block = self.blocks[state.layer]
         assert isinstance(block, TowerBlock)
         if state.heads is None:
-            state.heads = block.begin(state.delta, state.residual, state.rotation)
+            state.heads = self._begin_layer(block, state)
             state.delta = torch.empty_like(state.residual)
         assert state.delta is not None
-        rows = slice(state.num_done, min(state.num_done + self.spec.patches_of_slice, len(state.residual)))
-        segments = self.segments_of(state, state.layer)
-        state.delta[rows] = block(state.heads, state.residual, segments, rows.start, rows.stop)
-        state.num_done = rows.stop
+        last = min(state.num_done + self.spec.patches_of_slice, len(state.residual))
+        own = (state.num_done, last) if state.division is None else state.division.part(state.num_done, last)
+        if own[0] < own[1]:
+            segments = self.segments_of(state, state.layer)
+            state.delta[slice(*own)] = block(state.heads, state.residual, segments, *own)
+        state.num_done = last
         if state.num_done == len(state.residual):
             state.heads, state.num_done = None, 0
             state.layer += 1
             self.after_layer(state)
+
+    def _begin_layer(self, block: TowerBlock, state: EncoderState) -> Heads:
+        """Returns the keys and values of all patches, and the queries of this rank's patches at their places."""
+        if state.division is None:
+            return block.begin(state.delta, state.residual, state.rotation)
+        own = state.division.own
+        residual = state.residual[own]
+        delta = None if state.delta is None else state.delta[own]
+        rotation = state.rotation
+        if rotation is not None:
+            rotation = Rotation(rotation.cos[own], rotation.sin[own], rotation.ops)
+        heads = block.begin(delta, residual, rotation)
+        state.residual[own] = residual
+        query = torch.empty((len(state.residual), *heads.query.shape[1:]), dtype=heads.query.dtype, device=self.device)
+        query[own] = heads.query
+        key, value = state.division.gather(torch.cat((heads.key, heads.value), dim=1)).chunk(2, dim=1)
+        return Heads(query, key, value)
 
     def segments_of(self, state: EncoderState, layer: int) -> Sequence[int]:
         """Which patches see each other in this layer: see `EncoderState.segments`."""

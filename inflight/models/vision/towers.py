@@ -28,4 +28,7 @@ TOWERS: dict[type[VisionSpec], Callable[[Any, LayerContext], VisionTower]] = {
 
 
 def make_tower(spec: VisionSpec, context: LayerContext) -> VisionTower:
-    return TOWERS[type(spec)](spec, context)
+    tower = TOWERS[type(spec)](spec, context)
+    if context.device.type == "cpu":
+        tower.group = context.tp
+    return tower

@@ -77,7 +77,9 @@ def kernel_cases(draw: st.DrawFn) -> Case:
     )
 
 
-@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(
+    max_examples=400 if FULL else 30, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
 @hypothesis.given(case=kernel_cases())
 def test_equals_the_reference(instruction_set: str, case: Case) -> None:
     assert world(case).run() < TOLERANCES[case.dtype, case.kv_cache_dtype]

@@ -86,20 +86,24 @@ def rotary_kv(capability: int, head_dim: int, cache: str) -> KernelCase:
 WINDOW = {"WINDOW": 4096}
 BENT = {**WINDOW, "SOFT_CAP": 50.0, "HAS_SINKS": True}
 FLOAT8 = "*fp8e4nv"
-USUAL = [
-    *(decode(90, 128, 16), decode(80, 64, 16, **WINDOW), decode(89, 128, 4, FLOAT8)),
-    *(mixed(90, 128, 4), mixed(80, 128, 4, **WINDOW), mixed(90, 64, 4)),
-    mixed(90, 64, 1, IS_CAUSAL=False, **WINDOW),
-    mixed(90, 256, 2, HAS_ENDS=True, **WINDOW),
-    *(rotary_kv(80, 64, "*bf16"), rotary_kv(89, 128, FLOAT8)),
-]
+# Of these and of the next ones a few are compiled in each run, and all if a kernel has changed (scripts/full_gpu_tests).
+USUAL = [decode(90, 128, 16), mixed(90, 128, 4), rotary_kv(80, 64, "*bf16")]
+if FULL_GPU:
+    USUAL += [
+        *(decode(80, 64, 16, **WINDOW), decode(89, 128, 4, FLOAT8)),
+        *(mixed(80, 128, 4, **WINDOW), mixed(90, 64, 4), mixed(90, 64, 1, IS_CAUSAL=False, **WINDOW)),
+        mixed(90, 256, 2, HAS_ENDS=True, **WINDOW),
+        rotary_kv(89, 128, FLOAT8),
+    ]
 # For each tile the GPU that has the least shared memory for it, and of the kernels for it the one that needs most
 # registers. sm_89 has the code of sm_86, but for float8. The tile of decode does not depend on the GPU.
-MOST = [
-    *(mixed(86, 128, 4), mixed(86, 256, 4, **BENT), mixed(86, 512, 4)),
-    *(mixed(80, 512, 4, **BENT), mixed(90, 512, 4, **BENT), mixed(90, 512, 4, FLOAT8), mixed(89, 128, 4, FLOAT8)),
-    *(decode(86, 128, 4, **BENT), decode(86, 512, 4, **BENT), decode(90, 512, 4, FLOAT8)),
-]
+MOST = [mixed(86, 256, 4, **BENT), mixed(90, 512, 4, **BENT), decode(86, 512, 4, **BENT)]
+if FULL_GPU:
+    MOST += [
+        *(mixed(86, 128, 4), mixed(86, 512, 4), mixed(80, 512, 4, **BENT)),
+        *(mixed(90, 512, 4, FLOAT8), mixed(89, 128, 4, FLOAT8)),
+        *(decode(86, 128, 4, **BENT), decode(90, 512, 4, FLOAT8)),
+    ]
 # In float8 they need fewer registers and less shared memory.
 RESIDENT_KINDS = [(head_dim, cache) for head_dim in (64, 128) for cache in ("*bf16", FLOAT8)[: 2 if FULL_GPU else 1]]
 RESIDENT = [decode(90, head_dim, 4, cache) for head_dim, cache in RESIDENT_KINDS]

@@ -64,3 +64,12 @@ def test_what_does_not_fit_is_named(given: Any, text: str) -> None:  # Any: wron
     with pytest.raises(ConfigError, match=text) as caught:
         resolve_speculative(given)
     assert re.search("; (give|leave|lower|correct) ", str(caught.value))
+
+
+def test_fields_of_vllm_are_told_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    given = {"model": "a/model", "max_model_len": 512, "disable_by_batch_size": 8, "num_speculative_tokens": 3}
+    config = resolve_speculative(given)
+    assert config == SpeculativeConfig(method="draft_model", model="a/model", num_speculative_tokens=3)
+    assert "max_model_len, disable_by_batch_size has no meaning here" in caplog.text
+    with pytest.raises(ConfigError, match="has no 'max_model_length'"):
+        resolve_speculative({"model": "a/model", "max_model_length": 512})

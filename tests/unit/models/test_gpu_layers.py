@@ -36,6 +36,12 @@ ALIKE = {
     "ernie4_5_moe": "qwen2_moe",
     "hunyuan_v1_moe": "qwen2_moe",
     "phimoe": "qwen2_moe",
+    "mixtral": "qwen2_moe",
+    "olmoe": "qwen2_moe",
+    "granitemoe": "qwen2_moe",
+    "qwen3_moe": "qwen2_moe",
+    "granite": "llama",
+    "qwen3_5": "qwen3_5_moe",
 }
 FAMILIES = [
     pytest.param(family, marks=pytest.mark.full_gpu) if family in ALIKE else family for family in sorted(FAMILY_CONFIGS)

@@ -109,7 +109,7 @@ def kept_by_transformers(params: SamplingParams, logits: Tensor) -> list[set[int
     ids=lambda value: f"k{value.top_k}-p{value.top_p}-min{value.min_p}" if isinstance(value, SamplingParams) else None,
 )
 def test_survivors_are_those_of_transformers(params: SamplingParams, vocab_size: int) -> None:
-    logits = logits_of(4, vocab_size)
+    logits = logits_of(4 if vocab_size < 10_000 else 2, vocab_size)
     expected = kept_by_transformers(params, logits)
     assert kept_by(params, logits) == expected
     assert kept_by(params, logits, window=1) == expected  # by testing each token, mostly

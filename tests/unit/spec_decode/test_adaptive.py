@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inflight.config.speculative import SpeculativeConfig
 from inflight.interface.request import Int32Array
-from inflight.spec_decode.adaptive import AdaptiveProposer, Match, best_num_drafts
+from inflight.spec_decode.adaptive import AdaptiveProposer, Match, best_num_drafts, best_num_passes, expected_right
 from tests.support.plans import new_request
 
 K = 4
@@ -105,3 +105,20 @@ def test_the_numbers_are_the_best_of_all(rows: list[tuple[float, int]], free_tok
 def test_no_requests() -> None:
     none = np.empty(0, dtype=np.int32)
     assert Scripted(CONFIG, "cpu").propose(np.zeros((1, 9), dtype=np.int32), none, none).shape == (0, K)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("probabilities", [[0.9], [0.2], [0.9, 0.9, 0.1], [0.7] * 32])
+def test_the_best_numbers_of_passes(probabilities: list[float], share: float) -> None:
+    """No other number of drafts that is the same for all requests gives more tokens per time."""
+    n, free = len(probabilities), 16.0
+
+    def rate(counts: list[int]) -> float:
+        seconds = free + n + sum(counts) + max(counts) * share * (free + n)
+        return (n + expected_right(probabilities, counts)) / seconds
+
+    chosen = best_num_passes(probabilities, [6] * n, free, share)
+    assert rate(chosen) >= max(rate([count] * n) for count in range(7)) - 1e-3
+    assert max(best_num_passes(probabilities, [2] * n, free, share)) <= 2
+    if share == 1.0:
+        assert not any(chosen)

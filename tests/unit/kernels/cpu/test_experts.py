@@ -155,7 +155,7 @@ def test_results_are_those_of_float64(name: str, activation: str, kind: str) -> 
         BITS[kind],
         has_table=kind == "table",
     )
-    for num_rows in (1, 2, 5, 40, 150):
+    for num_rows in (1, 2, 5, 40, 150) if activation == SILU else (1, 40):
         hidden = draw(num_rows, num_rows, HIDDEN_SIZE).to(dtype)
         choices, found = layer(hidden, draw(7, num_rows, 7))
         truth = layer.truth(hidden, choices)

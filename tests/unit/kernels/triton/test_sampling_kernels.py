@@ -83,7 +83,7 @@ NUMBERS = {"vocab_size": "i32", "num_blocks": "i32", "num_groups": "i32", "strid
 ALIGNED = (*POINTERS, *RESULTS, "vocab_size")
 
 
-@pytest.mark.parametrize("compute_capability", [80, 90])
+@pytest.mark.parametrize("compute_capability", [pytest.param(80, marks=pytest.mark.full_gpu), 90])
 def test_kernels_compile_without_spills(compute_capability: int) -> None:
     """At a vocabulary of 152,000: 75 blocks."""
     folder = "inflight.kernels.triton."

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from inflight.config.engine import QuantizationConfig
 from inflight.config.pipeline_stage import pipeline_stage
@@ -18,6 +21,8 @@ from inflight.config.vision import Gemma3VisionSpec, Grid, VisionSpec
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.errors import CheckpointError
 from inflight.models.causal_lm import CausalLM
+from inflight.models.vision import division
+from inflight.models.vision.block import VisionBlock
 from inflight.models.vision.tower import VisionTower
 from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
 from tests.support.vision_models import (
@@ -145,6 +150,38 @@ def test_ranks_and_stages(family: str, tmp_path: Path) -> None:
     first, second = (load(folder, stage=pipeline_stage((1, num_layers - 1), index)) for index in range(2))
     assert torch.equal(encode(first, pixels, grid), alone)
     assert second.tower is None
+
+
+@pytest.mark.parametrize("patches_of_slice", [1024, 7])
+@pytest.mark.parametrize("family", VISION_CONFIGS)
+def test_ranks_that_divide_the_patches_of_an_image(
+    family: str, patches_of_slice: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VisionSpec, "patches_of_slice", patches_of_slice)
+    folder = write_vision_model(VISION_CONFIGS[family][0], tmp_path / "model", seed=12)
+    model = load(folder)
+    grid = grids(family, tower_of(model).spec)[-1]
+    pixels = draw_image(tower_of(model).spec, grid, 3)
+    alone = encode(model, pixels, grid)
+    monkeypatch.setattr(division, "FEWEST_PATCHES", 2)
+    counts: list[int] = []
+    monkeypatch.setattr(VisionBlock, "forward", counting(VisionBlock.forward, counts))
+    worlds = ThreadWorlds(RankLayout(2, 1), timeout_seconds=60)
+    with ThreadPoolExecutor(2) as ranks:
+        groups = [worlds.of(rank).tensor_parallel_group("model") for rank in range(2)]
+        models = list(ranks.map(lambda group: load(folder, tp=group), groups))
+        found = list(ranks.map(lambda each: encode(each, pixels, grid), models))
+    assert torch.equal(found[0], found[1])
+    assert difference([found[0]], [alone]) < 1e-5
+    assert sum(counts) == grid[1] * grid[2] * tower_of(model).spec.num_layers, "each patch is computed once"
+
+
+def counting(forward: Callable[..., Tensor], counts: list[int]) -> Callable[..., Tensor]:
+    def counted(*args: Any) -> Tensor:
+        counts.append(args[-1] - args[-2])
+        return forward(*args)
+
+    return counted
 
 
 def model_layers(model: CausalLM) -> int:
