@@ -21,6 +21,7 @@ from scripts.demo.vision.folder import default_folder, make_config, make_tokeniz
 from scripts.demo.vision.questions import KINDS, draw_conversation, held_out
 from scripts.demo.vision.train import IGNORED, Trainer, encode, export, make_model, num_parameters, train
 
+ROOT = Path(__file__).resolve().parents[4]
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2}
 NUM_STEPS, NUM_DRAWINGS = 16, 8
 
@@ -90,9 +91,20 @@ def test_the_model_has_at_most_four_million_parameters() -> None:
     not default_folder().exists(), reason="the model of drawings is not trained: python -m scripts.demo.vision.train"
 )
 def test_the_trained_model_is_right_on_held_out_drawings() -> None:
-    with LLM(str(default_folder())) as llm:
+    by_transformers = with_transformers(default_folder(), "float32")
+    with LLM(str(default_folder()), dtype="float32") as llm:
         for kind in KINDS:
             asked = held_out(kind, 50)
             answers = answers_of(llm, asked)
             right = [each.questions[-1].answer == answer.text for each, answer in zip(asked, answers, strict=True)]
             assert sum(right) >= 0.95 * len(right), kind
+            assert answers[:5] == by_transformers(asked[:5])
+        shown = {"type": "image", "image": ROOT / "docs" / "drawing.png"}
+        for question, answer in (
+            ("How many circles are there?", "There are 3 circles."),
+            ("What colour is the star?", "The star is green."),
+        ):
+            output = llm.chat(
+                [{"role": "user", "content": [shown, {"type": "text", "text": question}]}], use_tqdm=False
+            )
+            assert output[0].outputs[0].text == answer
