@@ -13,6 +13,7 @@ import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from tests.e2e.faulty_executor import __name__ as faulty
 from tests.e2e.serve_process import MODEL, ServeProcess, Stream, assert_nothing_left, events_of, serving, tree_of
 from tests.support.fork_server import current_fork_server
 from tests.support.processes import parent
+from tests.support.served_image_model import data_url, picture, write_served_image_model
 from tests.support.waits import wait_until
 
 TWO_RANKS = ["--tensor-parallel-size", "2", "--dtype", "float32", "--kv-cache-memory-bytes", str(1 << 24)]
@@ -131,6 +133,42 @@ def test_a_request_that_fails_each_step_ends_alone_with_status_500() -> None:
         assert text_of(stream) == truth
         assert complete(server, 3)[0] == 200
         assert server.children() == pids
+
+
+def test_a_request_with_an_image_goes_on_when_a_rank_is_killed(tmp_path: Path) -> None:
+    """The new rank has no embeddings of the image, so it is encoded again."""
+    folder = write_served_image_model(tmp_path / "model", max_position_embeddings=1024)
+    picture_part = {"type": "image_url", "image_url": {"url": data_url(picture(1))}}
+    content = [picture_part, {"type": "text", "text": "What is it?"}]
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": content}],
+        "stream": True,
+        "max_tokens": 300,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+    with serving(*TWO_RANKS, "--model", str(folder)) as server:
+
+        def answer(*, fault: bool) -> str:
+            with contextlib.closing(server.connect()) as connection:
+                connection.request(
+                    "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
+                )
+                response = connection.getresponse()
+                assert response.status == 200, response.read()
+                first = [response.readline() for _ in range(8)]
+                if fault:
+                    os.kill(server.children()["worker tp1 pp0"], signal.SIGKILL)
+                lines = [*first, *response.readlines()]
+            events = [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: {")]
+            assert not any("error" in event for event in events), events[-1]
+            return "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"])
+
+        truth = answer(fault=False)
+        assert len(truth) > 100
+        assert answer(fault=True) == truth
+        wait_until(lambda: "the engine has recovered in" in server.text_of_log(), server.text_of_log)
 
 
 def test_a_spare_process_takes_the_place_of_a_rank() -> None:
