@@ -44,10 +44,10 @@ EMBEDDED_MODEL = Path(__file__).resolve().parents[2] / "inflight" / "demo" / "mo
 CUT = re.compile(r"([^\"]{0,40})…\[(\d+) chars\]")  # "the first words …[1234 chars]"
 METHODS: dict[str, dict[str, Any]] = {  # Any: JSON
     "ngram": {"method": "ngram"},
-    "ngram, 8 drafts": {"method": "ngram", "num_speculative_tokens": 8},
-    "suffix, 4 drafts": {"method": "suffix", "num_speculative_tokens": 4},
-    "suffix, own text only": {"method": "suffix", "suffix_decoding_max_cached_requests": 0},
     "suffix": {"method": "suffix"},
+    "suffix, own text only": {"method": "suffix", "suffix_decoding_max_cached_requests": 0},
+    "ngram, 12 drafts": {"method": "ngram", "num_speculative_tokens": 12},
+    "suffix, 12 drafts": {"method": "suffix", "num_speculative_tokens": 12},
 }
 
 

@@ -11,7 +11,7 @@ each cell that is found are compared. All arrays together have a fixed size, of 
 used.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
@@ -20,16 +20,20 @@ from inflight.interface.request import Int32Array
 from inflight.spec_decode.adaptive import Match
 from inflight.spec_decode.proposer import NO_TOKEN
 
-SEGMENT_SIZE = 64  # tokens
+SEGMENT_BITS = 6
+SEGMENT_SIZE = 1 << SEGMENT_BITS  # tokens
 CONTEXTS = (2, 4, 8)  # tokens; the contexts of these lengths are found
-NUM_NEWEST = 16  # how many cells of each chain are examined, the newest first
-CELL_BYTES = 4 + 4 * len(CONTEXTS) + 16  # a token, links of the chains, and four heads
+NUM_NEWEST = (
+    16  # how many cells are examined for a request: those of the longest contexts, and the newest of each chain
+)
+CELL_BYTES = 4 + 8 * len(CONTEXTS)  # a token, and a link and a head for each length of context
 _NONE = -2  # where a sequence has no token; differs from all tokens and from NO_TOKEN
-# The hash of a context is a sum of products modulo 2^64. Any odd numbers with well-mixed bits are good factors.
-_MODULUS = 1 << 64
-_FACTORS = [0x9E3779B97F4A7C15 * (2 * i + 3) % _MODULUS for i in range(max(CONTEXTS))]
-_TERMS = [0xC2B2AE3D27D4EB4F * n % _MODULUS for n in CONTEXTS]
-_MIX = 0xFF51AFD7ED558CCD
+# The hash of 2 tokens is a sum of products; that of 4 or 8 tokens is made of the hashes of their halves. All are modulo 2^60.
+# Any odd numbers with well-mixed bits are good factors.
+_HASH_BITS = 60
+_MASK = (1 << _HASH_BITS) - 1
+_FACTORS = (0x9E3779B97F4A7C1, 0xC2B2AE3D27D4EB5, 0xFF51AFD7ED558CD)
+_MIX = 0x4CF5AD432745937
 
 
 @dataclass(slots=True)
@@ -41,6 +45,10 @@ class _Writer:
     request: int = 0  # the number of the request; 0 before its first token
     segment: int = 0
     offset: int = SEGMENT_SIZE
+    last: int = 0  # the token before the next one
+    # hashes of the newest 2 and 4 tokens before the next token, and before each of the tokens before it
+    pairs: list[int] = field(default_factory=lambda: [0] * 2)
+    quads: list[int] = field(default_factory=lambda: [0] * 4)
     heads: tuple[int, ...] = ()  # of each context before the next token: where the newest cell of its chain is
 
 
@@ -64,9 +72,9 @@ class OutputStore:
         # segment 0, which has no tokens, and cell 0 stand for "none"
         self._tokens = np.zeros(num_cells, dtype=np.int32)
         self._tokens[:SEGMENT_SIZE] = NO_TOKEN
-        self._heads = np.zeros(4 * num_cells, dtype=np.int32).data
+        self._heads = np.zeros(len(CONTEXTS) * num_cells, dtype=np.int32).data
         self._previous = np.zeros((num_cells, len(CONTEXTS)), dtype=np.int32).data
-        self._shift = 64 - (4 * num_cells).bit_length() + 1
+        self._shift = _HASH_BITS - num_cells.bit_length() + 1
         # of each segment: the request whose tokens it has, its salt, and the segments with the tokens before and behind
         self._requests = [0] * num_segments
         self._salts = [0] * num_segments
@@ -109,10 +117,11 @@ class OutputStore:
         if not cells:
             return matches
         at = np.array(cells)
-        segments = at // SEGMENT_SIZE
         places = at[:, None] + self._around
-        places += self._moves[segments[:, None], places // SEGMENT_SIZE - segments[:, None] + 1]
-        windows = self._tokens[places]  # [num_cells, depth + 1 + num_following]
+        # 3 * segment + (0, 1 or 2): whether a place would be in the cells before, in or behind the segment
+        moves = (places >> SEGMENT_BITS) + ((at >> SEGMENT_BITS) * 2 + 1)[:, None]
+        places += self._moves.take(moves)
+        windows = self._tokens.take(places)  # [num_cells, depth + 1 + num_following]
         compared = self._depth + 1
         lengths = (windows[:, :compared] != last[rows]).argmax(axis=1).tolist()
         for row, length, following in zip(rows, lengths, windows[:, compared:].tolist(), strict=True):
@@ -129,36 +138,27 @@ class OutputStore:
             writer.request = self._num_requests
             for token in tokens[max(writer.num_tokens - self._depth, 0) : writer.num_tokens].tolist():
                 self._tokens[self._next_cell(writer)] = token
-            writer.heads = self._heads_of(tokens[: writer.num_tokens][-max(CONTEXTS) :].tolist(), writer.salt)
-        longest = max(CONTEXTS)
-        begin = max(writer.num_tokens - longest, 0)
-        recent: list[int] = tokens[begin:].tolist()
-        for at in range(writer.num_tokens - begin, len(recent)):
+            for token in tokens[: writer.num_tokens][-max(CONTEXTS) :].tolist():
+                self._move(writer, token)
+        for token in tokens[writer.num_tokens :].tolist():
             cell = self._next_cell(writer)
-            self._tokens[cell] = recent[at]
+            self._tokens[cell] = token
             for context, head in enumerate(writer.heads):
                 self._previous[cell, context] = self._heads[head]
                 self._heads[head] = cell
-            writer.heads = self._heads_of(recent[max(at + 1 - longest, 0) : at + 1], writer.salt)
+            self._move(writer, token)
         writer.num_tokens = len(tokens)
 
-    def _heads_of(self, tokens: list[int], salt: int) -> tuple[int, ...]:
-        """Where `_heads` has the newest cells behind each context. Requests with different salts have different chains.
-
-        Args:
-            tokens: the tokens before, as many as the longest context has, or all.
-        """
-        tokens = [_NONE] * (max(CONTEXTS) - len(tokens)) + tokens
-        found = []
-        total = salt
-        at = 0
-        for context, term in zip(CONTEXTS, _TERMS, strict=True):
-            while at < context:
-                total += tokens[-1 - at] * _FACTORS[at]
-                at += 1
-            mixed = (total + term) % _MODULUS
-            found.append((mixed ^ mixed >> 32) * _MIX % _MODULUS >> self._shift)
-        return tuple(found)
+    def _move(self, writer: _Writer, token: int) -> None:
+        """Make `token` the last one before the next token. Requests with different salts have different chains."""
+        pair = writer.last * _FACTORS[0] + (token + 1) * _FACTORS[1] + writer.salt & _MASK
+        quad = pair * _FACTORS[2] + writer.pairs[-2] & _MASK
+        octet = quad * _FACTORS[2] + writer.quads[-4] & _MASK
+        writer.last = token
+        writer.pairs = [*writer.pairs[1:], pair]
+        writer.quads = [*writer.quads[1:], quad]
+        heads = [((each ^ each >> 31) * _MIX & _MASK) >> self._shift for each in (pair, quad, octet)]
+        writer.heads = (3 * heads[0], 3 * heads[1] + 1, 3 * heads[2] + 2)
 
     def _find(self, writer: _Writer) -> list[int]:
         """The cells whose contexts may be the last tokens of the request, those with the longest contexts first."""
@@ -166,14 +166,14 @@ class OutputStore:
         oldest = self._num_requests - self._max_requests
         for context in reversed(range(len(CONTEXTS))):
             cell = self._heads[writer.heads[context]]
-            for _ in range(NUM_NEWEST):
-                if not cell:
-                    break
-                segment = cell // SEGMENT_SIZE
+            num_visited = 0
+            while cell and num_visited < NUM_NEWEST > len(found):
+                segment = cell >> SEGMENT_BITS
                 request = self._requests[segment]
                 if oldest < request != writer.request and self._salts[segment] == writer.salt:
                     found[cell] = None
                 cell = self._previous[cell, context]
+                num_visited += 1
         return list(found)
 
     def _next_cell(self, writer: _Writer) -> int:

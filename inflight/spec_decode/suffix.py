@@ -21,8 +21,8 @@ from inflight.spec_decode.output_store import OutputStore
 from inflight.spec_decode.sequence_index import Ends, SequenceIndexes
 
 STORE_BYTES = 64 << 20
-MAX_OWN_MATCHES = 16  # in the sequence itself; the longest matches, and of equally long ones the latest
-_MAX_COMPARED = 64  # places in the sequence itself whose exact lengths are computed
+MAX_OWN_MATCHES = 8  # in the sequence itself; the longest matches, and of equally long ones the latest
+_MAX_COMPARED = 32  # places in the sequence itself whose exact lengths are computed
 
 
 class SuffixProposer(AdaptiveProposer):
@@ -110,7 +110,7 @@ class SuffixProposer(AdaptiveProposer):
         probability = 1.0
         while len(drafts) < most:
             at = len(drafts)
-            if len(texts) == 1:
+            if all(text == texts[0] for text in texts):
                 rest = texts[0][at:most]
                 return drafts + rest, expected + probability * len(rest)
             counts = dict[int, int]()

@@ -80,12 +80,12 @@ def all_places(monkeypatch: pytest.MonkeyPatch) -> None:
 @st.composite
 def histories(draw: st.DrawFn) -> list[list[tuple[int, list[int], bool]]]:
     """Steps: slot, tokens, whether they are the prompt of a new request."""
-    tokens = st.lists(st.integers(0, draw(st.integers(1, 4))), min_size=1, max_size=draw(st.sampled_from([3, 30, 90])))
+    tokens = st.lists(st.integers(0, draw(st.integers(1, 4))), min_size=1, max_size=draw(st.sampled_from([3, 20, 70])))
     new = [[(slot, draw(tokens), True)] for slot in range(NUM_SLOTS)]
     slots = st.lists(st.integers(0, NUM_SLOTS - 1), min_size=1, unique=True)
     steps = [
         [(slot, draw(tokens), draw(st.integers(0, 5)) == 0) for slot in draw(slots)]
-        for _ in range(draw(st.integers(1, 12)))
+        for _ in range(draw(st.integers(1, 6)))
     ]
     return new + steps
 
@@ -108,7 +108,7 @@ def play(
 
 
 @pytest.mark.usefixtures("all_places")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(history=histories(), depth=st.integers(2, 20), num_following=st.integers(1, 70))
 def test_all_places_are_found_while_nothing_is_dropped(
     history: list[list[tuple[int, list[int], bool]]], depth: int, num_following: int
@@ -118,7 +118,7 @@ def test_all_places_are_found_while_nothing_is_dropped(
         assert Counter(matches) == bench.wanted(slot)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(history=histories())
 def test_what_a_full_store_finds_is_true(history: list[list[tuple[int, list[int], bool]]]) -> None:
     """Segments are taken again in the middle of outputs, so matches may be shorter, and have fewer tokens behind them."""
