@@ -23,6 +23,7 @@ from inflight.errors import CheckpointError
 from inflight.models.causal_lm import CausalLM
 from inflight.models.vision import division
 from inflight.models.vision.block import VisionBlock
+from inflight.models.vision.gemma4 import Gemma4VisionBlock
 from inflight.models.vision.tower import VisionTower
 from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
 from tests.support.vision_models import (
@@ -165,7 +166,8 @@ def test_ranks_that_divide_the_patches_of_an_image(
     alone = encode(model, pixels, grid)
     monkeypatch.setattr(division, "FEWEST_PATCHES", 2)
     counts: list[int] = []
-    monkeypatch.setattr(VisionBlock, "forward", counting(VisionBlock.forward, counts))
+    kind = VisionBlock if family != "gemma4" else Gemma4VisionBlock
+    monkeypatch.setattr(kind, "forward", counting(kind.forward, counts))
     worlds = ThreadWorlds(RankLayout(2, 1), timeout_seconds=60)
     with ThreadPoolExecutor(2) as ranks:
         groups = [worlds.of(rank).tensor_parallel_group("model") for rank in range(2)]
