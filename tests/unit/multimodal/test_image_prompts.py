@@ -138,7 +138,7 @@ def test_a_model_without_images_refuses_them(prompts: ImagePrompts, images: Fake
 def made_with(monkeypatch: pytest.MonkeyPatch, *, vision: object = TOWER, **args: Any) -> ImagePrompts:
     monkeypatch.setattr(module, "available_bytes", lambda: 8 * 10**9)
     architecture = SimpleNamespace(vision=vision)
-    model = SimpleNamespace(architecture=architecture, folder=Path("/model"), trust_remote_code=False)
+    model = SimpleNamespace(architecture=architecture, folder=Path("/model"), trust_remote_code=False, mmproj=None)
     config: Any = SimpleNamespace(model=model)
     return make_image_prompts(EngineArgs(**args), config, None)
 
