@@ -27,8 +27,8 @@ def write_image_model(folder: Path) -> Path:
     ids = {name: tokenizer.token_to_id(name) for name in _SPECIAL}
     text: dict[str, Any] = {
         "model_type": "qwen3_vl_text", "vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 32768,
-        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": ids["<|endoftext|>"],
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 128, "pad_token_id": ids["<|endoftext|>"],
     }  # fmt: skip
     tower = {
         "hidden_size": 64, "num_heads": 4, "depth": 3, "intermediate_size": 128, "out_hidden_size": 64,
