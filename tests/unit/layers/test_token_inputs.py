@@ -19,9 +19,15 @@ def test_the_vectors_and_what_a_layer_adds_for_them(tmp_path: Path) -> None:
     assert ours.token_inputs is not None
     truth = theirs.project_per_layer_inputs(embedded[None], theirs.get_per_layer_inputs(ids[None], embedded[None]))[0]
     before = embedded.clone()
-    vectors = ours.token_inputs(ids, embedded)
+    vectors = ours.token_inputs(ids, embedded, None)
     assert_equal(vectors, truth)
     assert torch.equal(embedded, before)  # it is the residual, too
+    of_images = torch.tensor([2, 3, 7])
+    padded = ids.index_fill(0, of_images, ours.token_inputs.padding_id)
+    assert_equal(
+        ours.token_inputs(ids, embedded, of_images),
+        theirs.project_per_layer_inputs(embedded[None], theirs.get_per_layer_inputs(padded[None], embedded[None]))[0],
+    )
 
     hidden = drawn(NUM_TOKENS, HIDDEN_SIZE, seed=8)
     for index, (layer, other) in enumerate(zip(ours.layers, theirs.layers, strict=True)):
