@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from inflight.errors import EngineError, StepError
+from inflight.fair_queue import FairQueue
 from inflight.interface.request import MAX_FAULTS, FinishReason
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.kv_cache.request_blocks import RequestBlocks
 from inflight.scheduler.request import NO_SLOT, Request
-from inflight.structured_output import grammar_cache
 from inflight.structured_output.backend import CompiledGrammar
 from inflight.structured_output.spec import GrammarSpec
 from tests.support.mock_engine import MAX_MODEL_LEN, VOCAB_SIZE, MockEngine
@@ -239,7 +239,7 @@ def test_a_row_from_which_nothing_can_be_drawn_fails_alone(depth: int, monkeypat
 def test_a_request_whose_grammar_finds_no_place_in_the_queue_ends(
     num_losses: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_cache, "MAX_QUEUED_SHORT", 0)
+    monkeypatch.setattr(FairQueue, "is_full_for", lambda *_: True)
     engine = MockEngine()
     engine.add("a", [1] * 10, 5, grammar="3", num_losses=num_losses)
     engine.add("b", [2] * 10, 5)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from inflight.errors import ConfigError, ErrorKind, OverloadedError
+from inflight.fair_queue import FairQueue
 from inflight.interface.request import AnswerFrame
 from inflight.structured_output import grammar_cache, pace
 from inflight.structured_output.backend import TOO_COMPLEX, CompiledGrammar, GrammarBackend
@@ -214,7 +215,7 @@ def test_a_backend_that_cannot_be_made_fails_the_request() -> None:
 
 
 def test_a_request_without_a_place_in_the_queue_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_cache, "MAX_QUEUED_SHORT", 0)
+    monkeypatch.setattr(FairQueue, "is_full_for", lambda *_: True)
     manager = StructuredOutputManager(lambda: GRAMMAR, 100, num_buffers=1)
     try:
         with pytest.raises(OverloadedError, match="too many grammars wait"):
