@@ -27,7 +27,7 @@ from tests.unit.worker.test_input_batch import plan
 
 WANTED = (PromptLogprobsPart(num_logprobs=2),)
 LAST: PipelineStage = pipeline_stage((2,), 0)
-NO_MODEL = cast(CausalLM, SimpleNamespace(tower=None))
+NO_MODEL = cast(CausalLM, SimpleNamespace(tower=None, cache_users=list))
 
 
 def work_of(parts: RowParts, a_plan: object, batch: InputBatch) -> tuple[PartWork, ...]:
