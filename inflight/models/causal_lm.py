@@ -41,6 +41,10 @@ class ImageEmbeddings(NamedTuple):
         embedded[self.rows] = self.vectors[:, : embedded.shape[1]]
         return None if self.vectors.shape[1] == embedded.shape[1] else self
 
+    def reaches(self, layer: int, hidden_size: int) -> bool:
+        """Whether something is added behind this layer of the first stage."""
+        return self.vectors.shape[1] > (layer + 1) * hidden_size
+
     def add_behind(self, layer: int, hidden: Tensor) -> None:
         """Changes `hidden`, [num_tokens, hidden_size], behind a layer of the first stage, counted from 0."""
         size = hidden.shape[1]

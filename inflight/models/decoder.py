@@ -112,10 +112,12 @@ class DecoderForCausalLM(CausalLM):
                 result = self.layers[index](*result, shared)
                 if added is not None:
                     added.add_behind(index, result[1])
-            last_result: tuple[Tensor, Tensor] = self.layers[last](*result, shared, rows)
-            if added is not None and rows is None:
-                added.add_behind(last, last_result[1])
-            return last_result
+            if added is None or not added.reaches(last, residual.shape[1]):
+                last_result: tuple[Tensor, Tensor] = self.layers[last](*result, shared, rows)
+                return last_result
+            last_result = self.layers[last](*result, shared, None)
+            added.add_behind(last, last_result[1])
+            return last_result if rows is None else (last_result[0][rows], last_result[1][rows])
 
         inputs = (residual, delta, token_inputs, *(tensor for rotation in rotations for tensor in rotation.tensors))
         has_tape = step.layers is None and added is None  # of all layers, with nothing between them

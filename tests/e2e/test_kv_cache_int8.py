@@ -40,7 +40,7 @@ def _prompts() -> list[list[int]]:
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     folder = write_model(FAMILY_CONFIGS["llama"][0], tmp_path_factory.mktemp("int8") / "model", seed=1)
     shared = {"skip_tokenizer_init": True, "kv_cache_dtype": "int8"}
-    found = Engines(folder, 16, {"distributed_executor_backend": "uni"}, shared=shared)
+    found = Engines(folder, 16, arguments={"distributed_executor_backend": "uni"}, shared=shared)
     yield found
     found.close()
 

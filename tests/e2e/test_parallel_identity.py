@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def run_examples(
     which: st.SearchStrategy[Features],
     of_subject: Callable[[Callable[..., None]], Callable[..., None]],
 ) -> None:
-    parallel = Engines(engines.folder, engines.block_size, arguments, dict(engines.llms), engines.plain_outputs)
+    parallel = replace(engines, arguments=arguments, llms=dict(engines.llms), specs={})
 
     @of_subject
     @given(features=which, events=EVENTS)

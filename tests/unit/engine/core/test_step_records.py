@@ -32,6 +32,7 @@ class Bench:
             num_waiting=2,
             num_waiting_tokens=3,
             num_running_tokens=4,
+            encoder=None,
             transfers=SimpleNamespace(take_counts=lambda: TransferCounts(num_failed=5)),
         )
         cache: Any = SimpleNamespace(usage=0.25)

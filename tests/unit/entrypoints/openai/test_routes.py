@@ -26,6 +26,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/chat": HELLO,
     "/api/generate": {"prompt": "x"},
 }
+REFUSED = 'requests_refused_total{model_name="played",reason="queue_full"}'
 OPENED = ("/v1/responses", "/v1/messages")  # a stream of these begins at once
 ALL = pytest.mark.parametrize("path", BODIES)
 BOTH = pytest.mark.parametrize("path", [CHAT, TEXT])
@@ -281,8 +282,7 @@ def test_if_the_queue_is_full_a_request_is_refused_and_counted() -> None:
             answer = api.post(path, {**BODIES[path], "stream": stream})
             assert (answer.status, int(answer.headers["retry-after"]) > 0) == (503, True)
             assert "the queue has no room" in message_of(answer)
-            count = f'requests_refused_total{{model_name="played",reason="queue_full"}} {number}.0'
-            assert count in api.get("/metrics").text
+            assert f"{REFUSED} {number}.0" in api.get("/metrics").text
         assert len(api.core.sequences) == 2
         for exchange in waiting:
             exchange.leave()
@@ -334,7 +334,7 @@ def test_a_failure_before_the_first_token_has_its_status(
     assert answer.status == status
     assert headers.items() <= answer.headers.items()
     assert message_of(answer) == words
-    assert "queue_full" not in held.get("/metrics").text, "it was not refused, but has failed"
+    assert REFUSED not in held.get("/metrics").text, "it was not refused, but has failed"
     assert held.num_running == 0
 
 
@@ -389,7 +389,7 @@ def test_a_server_that_shuts_down_accepts_nothing() -> None:
             answer = api.post(path, body)
             assert (answer.status, answer.headers["retry-after"]) == (503, "1")
             assert message_of(answer) == "the server is shutting down and accepts no new requests"
-        assert 'reason="queue_full"' not in api.get("/metrics").text
+        assert REFUSED not in api.get("/metrics").text
 
 
 def test_a_dead_engine_is_told() -> None:
