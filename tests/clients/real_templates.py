@@ -48,8 +48,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "Qwen3-Next": ("Qwen-Qwen3-0.6B",),  # Qwen3's, without thoughts
     "Qwen3.5, 3.6 with experts (text)": ("Qwen3.5-4B", "qwen3_5"),
     "Gemma 2": ("google-gemma-2-2b-it", "gemma"),
-    "Gemma 3 (text)": ("gemma3",),
-    "Gemma 4 (text)": ("google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved", "gemma4"),
+    "Gemma 3": ("gemma3",),
+    "Gemma 4": ("google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved", "gemma4"),
     "Phi-3, 3.5, 4, 4-mini": ("microsoft-Phi-3.5-mini-instruct", "phi_3", "phi_35", "phi_4"),  # none of Phi-4-mini
     "OLMo 2": ("chatml",),  # near: its own has other tags
     "OLMo 3": ("chatml",),  # near: its own also lists tools
