@@ -207,8 +207,6 @@ class DraftModel:
         self._learn(slots, inputs.token_ids, num_tokens)
         room = np.minimum(self.config.max_model_len - num_tokens - 1, self.num_speculative_tokens).clip(min=0)
         self._num_tokens[slots] = num_tokens
-        if not len(slots):
-            return np.empty(0, dtype=np.int32)
         probabilities = self._acceptance.probabilities(slots)
         chosen = self._choose(probabilities, room.tolist(), self._free_tokens, self._share_of_step)
         return np.array(chosen, dtype=np.int32)
@@ -223,6 +221,7 @@ class DraftModel:
         compared = is_known & (drafts != NO_TOKEN)
         right = (compared & (drafts == token_ids[slots[:, None], places])).cumprod(axis=1).sum(axis=1)
         self._acceptance.add(slots, right, np.minimum(right + 1, compared.sum(axis=1)))
+        self._proposed[slots] = NO_TOKEN  # each draft is counted once, also if the next step proposes none
 
     def _spans(self, inputs: DraftInputs, counts: Int32Array) -> tuple[Int32Array, Int32Array, npt.NDArray[np.bool_]]:
         """Which tokens [start, end) of each row are computed now, and which rows belong to new requests.
@@ -259,8 +258,8 @@ class DraftModel:
         ends: Int32Array,
         last: npt.NDArray[np.integer],
     ) -> Tensor:
-        """Compute the tokens [starts, ends) of `rows`. Returns the logits behind the tokens `last`, as wide
-        as those of the served model."""
+        """Compute the tokens [starts, ends) of `rows`. Returns the logits behind the tokens `last`, as wide as those
+        of the served model."""
         lengths = ends - starts
         query_start_loc = np.zeros(len(rows) + 1, dtype=np.int32)
         np.cumsum(lengths, out=query_start_loc[1:])

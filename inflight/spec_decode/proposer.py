@@ -16,7 +16,7 @@ class Proposer(ABC):
     The drafts must be a pure function of the tokens. Drafts never change which tokens a request gets, but they determine how
     many tokens a step gives it. All engines of one torchrun launch, and all repetitions of a run, must have the same steps.
 
-    `propose` gets only tokens. A proposer that needs hidden states, weights or a cache does not fit this interface yet.
+    `propose` gets only tokens. A model that proposes has weights and a cache: see `DraftModel`.
     """
 
     num_speculative_tokens: int

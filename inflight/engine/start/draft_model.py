@@ -1,4 +1,4 @@
-"""`read_draft_model`: the model that `speculative_config` names, and whether it can propose tokens for the served model."""
+"""`with_draft_model`: reads the model that `speculative_config` names. Can it propose tokens for the served model?"""
 
 import hashlib
 from collections.abc import Callable
