@@ -191,8 +191,8 @@ class Trainer:
         return total / num_targets
 
     def _losses(self, group: Group) -> tuple[Tensor, Tensor]:
-        """The summed cross entropy of the tokens of answers, and the mean one of a drawing's labels. Only the positions that have
-        a target reach the vocabulary."""
+        """The summed cross entropy of the tokens of answers, and the mean one of a drawing's labels. Only the positions that
+        have a target reach the vocabulary."""
         with torch.autocast("cpu", dtype=torch.bfloat16):
             # Padding is behind the text, so the causal mask is all that is needed.
             output = self.model.model(input_ids=group.ids, pixel_values=group.pixels, use_cache=False)
