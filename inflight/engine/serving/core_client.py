@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+from collections import deque
 from typing import Protocol, cast
 
 from inflight.errors import CodecError, EngineDeadError, EngineError, error_by_name
 from inflight.interface.codec import Decoder, Message, encode
-from inflight.interface.framing import FrameReader
+from inflight.interface.framing import Buffer, FrameReader
 from inflight.interface.serving import (
     CachedBlocks,
     EndDamagedEngine,
@@ -22,6 +23,7 @@ from inflight.interface.serving import (
 )
 from inflight.interface.statistics import FaultStatus
 
+PIECE_BYTES = 2**18  # about what one callback of the event loop gives to the transport
 _ALLOWED = (EngineOutputs, EngineReady, EngineStartFailed, PrefixCacheReset, EngineDied, FaultStatus, CachedBlocks)
 
 
@@ -56,6 +58,8 @@ class CoreClient(asyncio.BufferedProtocol):
         self._reader = FrameReader()
         self._decoder = Decoder()
         self._transport: asyncio.Transport | None = None
+        self._outgoing: deque[Buffer] = deque()  # what waits for the transport
+        self._is_full = False  # whether the transport takes nothing now
         self.reason = "the engine's process is gone"
         self.summary = ""
         self._call_ids = itertools.count()
@@ -72,9 +76,33 @@ class CoreClient(asyncio.BufferedProtocol):
         await (loop.create_unix_connection if is_local else loop.create_connection)(lambda: self, sock=engine_socket)
 
     def send(self, message: Message) -> None:
-        """Send a message. Never waits. If the stream has ended, nothing is sent."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(encode(message).buffers())
+        """Send a message. Never waits. If the stream has ended, nothing is sent.
+
+        An image has many megabytes. Some transports copy what the kernel does not take at once, so each callback gives them
+        only a piece.
+        """
+        if self._transport is None or self._transport.is_closing():
+            return
+        was_idle = not self._outgoing
+        for buffer in encode(message).buffers():
+            view = memoryview(buffer)
+            self._outgoing += (view[start : start + PIECE_BYTES] for start in range(0, len(view), PIECE_BYTES))
+        if was_idle:
+            self._write()
+
+    def _write(self) -> None:
+        """Give the transport the next pieces, if it takes any: fewer than 2 * PIECE_BYTES."""
+        if self._transport is None or self._is_full or not self._outgoing:
+            return
+        pieces: list[Buffer] = []
+        size = 0
+        while self._outgoing and size < PIECE_BYTES:
+            piece = self._outgoing.popleft()
+            pieces.append(piece)
+            size += len(piece)
+        self._transport.writelines(pieces)
+        if self._outgoing and not self._is_full:
+            asyncio.get_running_loop().call_soon(self._write)
 
     async def reset_prefix_cache(self, *, reset_connector: bool) -> None:
         """Ask the engine to forget its cached blocks. Returns when the engine has done this.
@@ -124,10 +152,20 @@ class CoreClient(asyncio.BufferedProtocol):
             self.reason = f"the engine's process sent bytes that are not a valid message: {error}"
             self.send(EndDamagedEngine(reason=str(error)))
             if self._transport is not None:
+                self._transport.writelines(self._outgoing)
+                self._outgoing.clear()
                 self._transport.close()  # when the last message is sent
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        self._write()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._outgoing.clear()
         if not self.ready.done():
             self.ready.set_exception(EngineDeadError(self.reason))
         if not self.ready.cancelled():

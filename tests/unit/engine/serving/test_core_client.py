@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterable
 from typing import Any
 
-from inflight.engine.serving.core_client import CoreClient
-from inflight.interface.serving import CachedBlocks, EngineDied, EngineOutputs, EngineReady
+import numpy as np
+import pytest
+
+from inflight.engine.serving.core_client import PIECE_BYTES, CoreClient
+from inflight.interface.codec import encode
+from inflight.interface.serving import (
+    AddRequest,
+    CachedBlocks,
+    EndDamagedEngine,
+    EngineDied,
+    EngineOutputs,
+    EngineReady,
+)
 from inflight.interface.statistics import FaultStatus
 from inflight.processes.streams import BlockingStream
 from tests.unit.engine.serving.event_loop import run, until
@@ -67,5 +79,70 @@ def test_the_news_that_the_engine_has_died_is_the_end_though_its_process_still_r
         await asyncio.wait_for(client.closed, 300)
         assert listener.told == [(client, "the engine has failed: rank 0 is lost")]
         engine.close()
+
+    run(test)
+
+
+class Transport(asyncio.Transport):
+    """Takes what it is given, and is full whenever it was given something, until `make_room`."""
+
+    def __init__(self, client: CoreClient, *, fills: bool) -> None:
+        super().__init__()
+        self._client = client
+        self._fills = fills
+        self.taken: list[bytes] = []  # by call
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        self.taken.append(b"".join(list_of_data))
+        if self._fills:
+            self._client.pause_writing()
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("fills", [False, True])
+def test_a_large_message_goes_to_the_transport_in_pieces_and_in_order(fills: bool) -> None:
+    async def test() -> None:
+        client = CoreClient(Listener())
+        transport = Transport(client, fills=fills)
+        client.connection_made(transport)
+        pixels = np.random.default_rng(0).integers(0, 2**31, 2**20, dtype=np.int32)
+        messages = [AddRequest(prompt_token_ids=tokens, sequences=()) for tokens in (pixels[:3], pixels, pixels[:5])]
+        expected = [b"".join(encode(message).buffers()) for message in messages]
+        for message in messages:
+            client.send(message)
+        assert sum(map(len, transport.taken)) < 2 * PIECE_BYTES  # the rest is not given in the same callback
+        while sum(map(len, transport.taken)) < sum(map(len, expected)):
+            num_calls = len(transport.taken)
+            if fills:
+                client.resume_writing()
+            else:
+                await asyncio.sleep(0)
+            assert len(transport.taken) == num_calls + 1
+        assert b"".join(transport.taken) == b"".join(expected)
+        assert max(map(len, transport.taken)) < 2 * PIECE_BYTES
+        client.resume_writing()
+        client.send(messages[0])
+        assert transport.taken[-1] == expected[0]  # at once, because nothing waits
+
+    run(test)
+
+
+def test_what_waits_is_sent_before_the_news_of_a_damaged_message() -> None:
+    async def test() -> None:
+        client = CoreClient(Listener())
+        transport = Transport(client, fills=True)
+        client.connection_made(transport)
+        large = AddRequest(prompt_token_ids=np.zeros(2**20, dtype=np.int32), sequences=())
+        client.send(large)
+        buffer = client.get_buffer(-1)
+        buffer[:16] = bytes(16)
+        client.buffer_updated(16)
+        reason = client.reason.partition("message: ")[2]
+        last = [large, EndDamagedEngine(reason=reason)]
+        assert b"".join(transport.taken) == b"".join(b"".join(encode(each).buffers()) for each in last)
 
     run(test)

@@ -8,6 +8,7 @@ import tracemalloc
 
 import pytest
 
+from inflight.entrypoints.serve import size_limits
 from inflight.entrypoints.serve.size_limits import ParsedSize
 
 
@@ -33,6 +34,16 @@ TEXTS = {
 def test_a_text_counts_as_wide_as_its_widest_character(text: str, ensure_ascii: bool, step: int) -> None:
     body = json.dumps(text, ensure_ascii=ensure_ascii).encode()
     assert sys.getsizeof(json.loads(body)) <= size(body, step) + 100
+
+
+def test_base64_is_not_searched_by_a_regular_expression(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hold up the event loop for milliseconds."""
+    monkeypatch.setattr(size_limits, "re", None)
+    monkeypatch.setattr(size_limits, "_WIDE_ESCAPE", None)
+    body = json.dumps({"url": "data:image/png;base64," + "AbC+/0" * 50_000}).encode()
+    assert size(body, 2**18) < len(body) + 100
+    with pytest.raises(AttributeError):
+        size(b'"\\u00e9"')
 
 
 @pytest.mark.parametrize("item", ["[]", "{}", "0.5", '""', "[[[]]]", '{"a":{}}', "123456"])
