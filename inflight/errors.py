@@ -5,6 +5,7 @@
     |   +-- UnknownArgumentError (TypeError)  the engine has no argument of this name
     |   +-- ModelNotFoundError               no such folder or hub id
     |   +-- UnsupportedModelError            the folder holds a model that Inflight does not support
+    |   |   +-- ImpossibleFieldError         a field of config.json has a value that no code can compute
     |   +-- CheckpointError                  weights are missing, unknown, of a wrong shape or truncated
     |   +-- TokenizerError                   the tokenizer or the chat template is missing or broken
     |   +-- OutOfMemoryError                 the device cannot hold the weights or one sequence's KV cache
@@ -51,6 +52,11 @@ class ModelNotFoundError(ConfigError):
 
 class UnsupportedModelError(ConfigError):
     """The folder holds a model of a family or variant that Inflight does not support."""
+
+
+class ImpossibleFieldError(UnsupportedModelError):
+    """A field of config.json has a value that no code can compute, or one that transformers' code would not notice. So
+    `model_impl="auto"` does not choose transformers' code instead."""
 
 
 class CheckpointError(ConfigError):

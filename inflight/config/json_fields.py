@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
-from inflight.errors import UnsupportedModelError
+from inflight.errors import ImpossibleFieldError, UnsupportedModelError
 
 # The engine makes objects for each layer before it looks at the weights. A damaged number must not fill the memory with them.
 MOST_LAYERS = 10_000
@@ -20,7 +20,8 @@ class JsonFields:
     A field that is null counts as absent. For an absent field a method returns its default; without a default it raises.
 
     Raises (all methods):
-        UnsupportedModelError: the field is missing, or its value has a wrong type or is out of range.
+        UnsupportedModelError: the field is missing or out of range.
+        ImpossibleFieldError: its value has a type that it has in no family, or is a negative size.
     """
 
     values: Mapping[str, object]
@@ -41,7 +42,9 @@ class JsonFields:
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             wanted = "a positive integer" if least else "an integer of at least 0"
-            raise self.refusal(f"{name}={value!r} is not {wanted}")
+            # transformers' code may know a list with a number for each layer, and 0 for none
+            refuse = self.refusal if isinstance(value, (list, tuple)) or value == 0 else self.impossible
+            raise refuse(f"{name}={value!r} is not {wanted}")
         if name in (*_LAYERS, *_EXPERTS) and value > MOST_LAYERS:
             raise self.refusal(f"{name}={value!r} is more than {MOST_LAYERS}, which no model has")
         return value
@@ -49,27 +52,29 @@ class JsonFields:
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above 0."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -math.inf < value < math.inf:
+            raise self.impossible(f"{name}={value!r} is not a positive number")
+        if value <= 0:
             raise self.refusal(f"{name}={value!r} is not a positive number")
         return float(value)
 
     def boolean(self, name: str, default: bool) -> bool:
         value = self._value(name, default)
         if not isinstance(value, bool):
-            raise self.refusal(f"{name}={value!r} is not true or false")
+            raise self.impossible(f"{name}={value!r} is not true or false")
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
         value = self._value(name, default)
         if not isinstance(value, str):
-            raise self.refusal(f"{name}={value!r} is not a string")
+            raise self.impossible(f"{name}={value!r} is not a string")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of strings; () if absent."""
         value = self._value(name, [])
         if not isinstance(value, (list, tuple)) or not all(isinstance(entry, str) for entry in value):
-            raise self.refusal(f"{name}={value!r} is not a list of strings")
+            raise self.impossible(f"{name}={value!r} is not a list of strings")
         return tuple(value)
 
     def name_or_names(self, name: str) -> tuple[str, ...]:
@@ -91,7 +96,7 @@ class JsonFields:
         """A nested object; empty if absent."""
         value = self._value(name, {})
         if not isinstance(value, Mapping):
-            raise self.refusal(f"{name}={value!r} is not an object")
+            raise self.impossible(f"{name}={value!r} is not an object")
         return JsonFields(value, f"{self.where}: {name}")
 
     def token_ids(self, name: str) -> tuple[int, ...]:
@@ -104,6 +109,9 @@ class JsonFields:
 
     def refusal(self, problem: str) -> UnsupportedModelError:
         return UnsupportedModelError(f"{self.where}: {problem}")
+
+    def impossible(self, problem: str) -> ImpossibleFieldError:
+        return ImpossibleFieldError(f"{self.where}: {problem}")
 
     def _value(self, name: str, default: object) -> object:
         value = self.values.get(name)

@@ -10,13 +10,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from inflight.config.architecture import TRANSFORMERS, GatedMlpSpec, LayerSpec, ModelArchitecture
+from inflight.config.families.expert_fields import check_experts
 from inflight.config.families.family_fields import parse_dtype
 from inflight.config.gguf_config import in_terms_of_gguf
 from inflight.config.json_fields import JsonFields
 from inflight.config.mixers import AttentionSpec
 from inflight.config.parse_architecture import SUPPORTED_ARCHITECTURES, is_known_family, parse_architecture
 from inflight.config.weight_format import parse_weight_blocks, parse_weight_format
-from inflight.errors import UnsupportedModelError
+from inflight.errors import ImpossibleFieldError, UnsupportedModelError
 
 # Our name of a size -> the names that families have for it. The first name that is in the file counts.
 SIZE_NAMES = {
@@ -66,6 +67,8 @@ def describe_model(
             raise UnsupportedModelError(
                 f"{error}; with model_impl='transformers' (--model-impl) transformers' code may compute it"
             ) from error
+        if isinstance(error, ImpossibleFieldError):
+            raise
         try:
             found = _describe_unknown_family(config)
         except UnsupportedModelError:
@@ -115,6 +118,7 @@ def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
         )
     text = config.get("text_config")
     fields = JsonFields({**config, **text} if isinstance(text, Mapping) else config)
+    check_experts(fields)
     num_heads = _size(fields, "num_heads", 1)
     hidden_size = _size(fields, "hidden_size")
     head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads))

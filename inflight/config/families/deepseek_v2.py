@@ -14,6 +14,7 @@ from inflight.config.families.expert_fields import (
     read_scale,
     refuse_null,
     refuse_other_values,
+    refuse_zero,
     routing_from_gguf,
     with_shared_experts,
 )
@@ -68,9 +69,14 @@ def _read_experts(fields: FamilyFields) -> MoeSpec:
     refuse_null(fields, "topk_method")
     method = fields.text("topk_method", _GREEDY)
     if method not in (_GREEDY, _GROUPS):
-        raise fields.refusal(f"topk_method={method!r} is not supported; supported are {_GREEDY} and {_GROUPS}")
+        raise fields.impossible(f"topk_method={method!r} is not supported; supported are {_GREEDY} and {_GROUPS}")
     router = RouterSpec(top_k=1, scale=read_scale(fields, 1.0), group_scoring=HIGHEST)
-    if method == _GROUPS:
+    groups = ("n_group", "topk_group") if method == _GROUPS else ()
+    for name in ("num_experts_per_tok", *groups):
+        if not fields.has(name):  # transformers has no default for it
+            raise fields.impossible(f"{name} is missing; it is needed to build the model")
+    refuse_zero(fields, *groups)
+    if groups:
         router = replace(router, num_groups=fields.integer("n_group"), top_groups=fields.integer("topk_group"))
     experts = read_experts(fields, names=("n_routed_experts",), renormalizes=False, router=router)
     return with_shared_experts(fields, experts, 2)

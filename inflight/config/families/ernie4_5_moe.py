@@ -9,7 +9,7 @@ from inflight.config.families.expert_fields import (
     SHARED_EXPERTS,
     read_experts,
     refuse_null,
-    refuse_other_values,
+    refuse_zero,
     with_shared_experts,
 )
 from inflight.config.families.family import Family
@@ -23,7 +23,9 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     # With use_bias, the head has a bias, too. moe_norm_min is the least sum that weights are divided by. All published
     # models have these values.
     refuse_null(fields, "use_bias", "moe_norm_min")
-    refuse_other_values(fields, use_bias=False, moe_norm_min=1e-12)
+    for name, served in {"use_bias": False, "moe_norm_min": 1e-12}.items():
+        if fields.values.get(name, served) != served:
+            raise fields.refusal(f"{name}={fields.values[name]!r} is not supported; {served!r} is")
     attention = fields.attention(theta=500000.0)
     assert attention.rope is not None
     attention = replace(attention, rope=replace(attention.rope, interleaved=True))
@@ -45,6 +47,7 @@ def _which_have_experts(fields: FamilyFields) -> list[bool]:
     one."""
     names = ("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval")
     refuse_null(fields, *names)
+    refuse_zero(fields, names[2])
     start, interval = fields.integer(names[0], 1, least=0), fields.integer(names[2], 1)
     is_last = fields.values.get(names[1], -1) == -1
     end = fields.num_layers - 1 if is_last else fields.integer(names[1], least=0)

@@ -6,10 +6,15 @@ from dataclasses import replace
 from inflight.config.architecture import LayerSpec
 from inflight.config.experts import MoeSpec, RouterSpec
 from inflight.config.families.family_fields import FamilyFields
+from inflight.config.json_fields import JsonFields
 from inflight.config.mixers import MixerSpec
 
 # transformers writes the number of experts under one of two names, depending on the family and on its own release
 NUM_EXPERTS = ("num_experts", "num_local_experts")
+# What families call the number of experts, the number of those that compute a token, and their size
+_ALL_NUMBERS = (*NUM_EXPERTS, "n_routed_experts", "moe_num_experts")
+_ALL_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+_ALL_SIZES = ("moe_intermediate_size",)
 GGUF_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}  # keys of a file -> fields
 GGUF_RENORMALIZES = {"expert_weights_norm": "norm_topk_prob"}  # the same
 GGUF_GATED_EXPERTS = {  # the same, of experts with a shared one that has a gate
@@ -56,32 +61,60 @@ def read_experts(
         router: how experts are chosen; its `top_k` and `renormalizes` are not used. None: their scores are a softmax.
 
     Raises:
-        UnsupportedModelError: a field is missing or impossible, or the number of experts has two values.
+        UnsupportedModelError: a field is missing.
+        ImpossibleFieldError: a field is impossible, or the number of experts has two values.
     """
     num_experts = _num_experts(fields, names)
+    refuse_zero(fields, num_chosen, size)
     top_k = fields.integer(num_chosen)
     if top_k > num_experts:
-        raise fields.refusal(f"{num_chosen}={top_k} is more than the number of experts, {num_experts}")
+        raise fields.impossible(f"{num_chosen}={top_k} is more than the number of experts, {num_experts}")
     if renormalizes is None:
         renormalizes = read_renormalizes(fields, default=False)
     router = replace(router or RouterSpec(top_k=top_k), top_k=top_k, renormalizes=renormalizes)
     if problem := router.problem(num_experts):
         given = f"n_group={router.num_groups}, topk_group={router.top_groups}, {num_chosen}={top_k}"
         given += f", {' or '.join(names)}={num_experts}"
-        raise fields.refusal(f"{given}: {problem}")
-    return MoeSpec(
-        num_experts=num_experts, size=fields.integer(size), router=router, activation=fields.activation("hidden_act")
-    )
+        raise fields.impossible(f"{given}: {problem}")
+    activation = fields.activation("hidden_act")
+    return MoeSpec(num_experts=num_experts, size=fields.integer(size), router=router, activation=activation)
+
+
+def refuse_zero(fields: JsonFields, *names: str) -> None:
+    """For numbers with which transformers' code fails, or computes what no model has learned, if they are 0 or less."""
+    for name in names:
+        value = fields.values.get(name)
+        if isinstance(value, (int, float)) and value <= 0:
+            raise fields.impossible(f"{name}={value!r} is not a positive number")
 
 
 def _num_experts(fields: FamilyFields, names: Sequence[str]) -> int:
+    refuse_zero(fields, *names)
     found = {name: fields.integer(name) for name in names if fields.has(name)}
     if len(set(found.values())) > 1:
-        raise fields.refusal(
+        raise fields.impossible(
             f"{' and '.join(f'{name}={value}' for name, value in found.items())} contradict each other: both are the number of "
             "experts; remove one"
         )
     return next(iter(found.values()), None) or fields.integer(names[0])
+
+
+def check_experts(fields: JsonFields) -> None:
+    """Refuses numbers of experts that no code can compute, of a family that only transformers knows. A list has a number for
+    each layer. A model with at most one expert has no router.
+
+    Raises:
+        ImpossibleFieldError: see above.
+    """
+    names = [name for name in (*_ALL_NUMBERS, *_ALL_CHOSEN, *_ALL_SIZES) if fields.has(name)]
+    given = {
+        name: fields.integer(name, least=0) for name in names if not isinstance(fields.values[name], (list, tuple))
+    }
+    counts = [(given[name], name) for name in _ALL_NUMBERS if given.get(name, 0) > 1]
+    for chosen in _ALL_CHOSEN:
+        if counts and chosen in given and not 1 <= given[chosen] <= max(counts)[0]:
+            count, name = max(counts)
+            raise fields.impossible(f"{chosen}={given[chosen]} of {name}={count} experts cannot be chosen")
 
 
 def read_renormalizes(fields: FamilyFields, *, default: bool) -> bool:
@@ -92,6 +125,7 @@ def read_renormalizes(fields: FamilyFields, *, default: bool) -> bool:
 def read_scale(fields: FamilyFields, default: float) -> float:
     """The field routed_scaling_factor. If it is absent, it is `default`."""
     refuse_null(fields, "routed_scaling_factor")
+    refuse_zero(fields, "routed_scaling_factor")
     return fields.number("routed_scaling_factor", default)
 
 
@@ -99,6 +133,7 @@ def read_groups(fields: FamilyFields, router: RouterSpec, *, num_groups: int, to
     """The same router with the groups of the fields n_group and topk_group. If a field is absent, it is `num_groups` or
     `top_groups`."""
     refuse_null(fields, "n_group", "topk_group")
+    refuse_zero(fields, "n_group", "topk_group")
     return replace(
         router, num_groups=fields.integer("n_group", num_groups), top_groups=fields.integer("topk_group", top_groups)
     )
@@ -117,14 +152,16 @@ def refuse_null(fields: FamilyFields, *names: str) -> None:
     """For fields whose default is wrong for most models: null says nothing, and transformers cannot compute it either."""
     for name in names:
         if fields.is_null(name):
-            raise fields.refusal(f"{name}=null is not supported; give its value, or remove the field for its default")
+            raise fields.impossible(
+                f"{name}=null is not supported; give its value, or remove the field for its default"
+            )
 
 
 def refuse_other_values(fields: FamilyFields, **only: object) -> None:
     """Refuses fields that the family's class in transformers does not read, unless they say what it computes."""
     for name, value in only.items():
         if fields.has(name) and fields.values[name] != value:
-            raise fields.refusal(f"{name}={fields.values[name]!r} is not supported for this family; {value!r} is")
+            raise fields.impossible(f"{name}={fields.values[name]!r} is not supported for this family; {value!r} is")
 
 
 def first_layers_dense(
@@ -147,23 +184,28 @@ def first_layers_dense(
     return tuple(layers)
 
 
-def sparse_layers(fields: FamilyFields, mixers: Sequence[MixerSpec], experts: MoeSpec) -> tuple[LayerSpec, ...]:
-    """A layer for each mixer. Every `decoder_sparse_step`-th layer has experts, except for the layers that `mlp_only_layers`
-    lists. The others have one MLP of size `intermediate_size`.
+def sparse_layers(
+    fields: FamilyFields, mixers: Sequence[MixerSpec], read: Callable[[FamilyFields], MoeSpec]
+) -> tuple[LayerSpec, ...]:
+    """A layer for each mixer. Every `decoder_sparse_step`-th layer has the experts that `read` returns, except for the layers
+    that `mlp_only_layers` lists. The others have one MLP of size `intermediate_size`. If the number of experts is 0, all have.
 
     Raises:
-        UnsupportedModelError: one of these two fields is impossible.
+        ImpossibleFieldError: one of these two fields is impossible.
     """
+    refuse_zero(fields, "decoder_sparse_step")
     step = fields.integer("decoder_sparse_step", 1)
     given = fields.values.get("mlp_only_layers")
     dense = [] if given is None else given
     if not isinstance(dense, (list, tuple)) or not all(isinstance(index, int) and index >= 0 for index in dense):
-        raise fields.refusal(f"mlp_only_layers={given!r} is not a list of the indices of layers")
-    layers = []
-    for index, mixer in enumerate(mixers):
-        has_experts = index not in dense and (index + 1) % step == 0
-        layers.append(LayerSpec(mixer=mixer, mlp=experts if has_experts else fields.mlp()))
-    return tuple(layers)
+        raise fields.impossible(f"mlp_only_layers={given!r} is not a list of the indices of layers")
+    are_none = {fields.values[name] for name in NUM_EXPERTS if fields.has(name)} == {0}
+    has_experts = [not are_none and index not in dense and (index + 1) % step == 0 for index in range(len(mixers))]
+    experts = read(fields) if any(has_experts) else None
+    return tuple(
+        LayerSpec(mixer=mixer, mlp=experts if each and experts else fields.mlp())
+        for mixer, each in zip(mixers, has_experts, strict=True)
+    )
 
 
 def drafting_layers(fields: FamilyFields) -> tuple[str, ...]:

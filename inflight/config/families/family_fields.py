@@ -211,7 +211,7 @@ class FamilyFields(JsonFields):
     def refuse_other_windows(self, windowed: list[bool], window: int | None, name: str) -> None:
         """Refuses a field layer_types that differs from `windowed`: transformers' class `name` does not read it."""
         if self.which_have_window(windowed, window) != windowed:
-            raise self.refusal(f"layer_types={list(self.texts('layer_types'))!r} is not supported for {name}")
+            raise self.impossible(f"layer_types={list(self.texts('layer_types'))!r} is not supported for {name}")
 
     def layers_with_windows(self, layer: LayerSpec, windows: Iterable[int | None]) -> tuple[LayerSpec, ...]:
         """Copies of `layer`, one per window.
@@ -219,11 +219,15 @@ class FamilyFields(JsonFields):
         A window of max_position_embeddings tokens or more hides no token, so it is left out (None). Then the layer can share
         a block table with layers that have no window.
         """
+        attention = layer.mixer
+        assert isinstance(attention, AttentionSpec), "other layers have no window"
+        return tuple(replace(layer, mixer=mixer) for mixer in self.mixers_with_windows(attention, windows))
+
+    def mixers_with_windows(self, attention: AttentionSpec, windows: Iterable[int | None]) -> list[AttentionSpec]:
+        """The attention of `layers_with_windows`."""
         max_length = self.integer("max_position_embeddings")
         shorter = (window if window is not None and window < max_length else None for window in windows)
-        attention = layer.attention
-        assert attention is not None, "a recurrent layer has no window"
-        return tuple(replace(layer, mixer=replace(attention, window=window)) for window in shorter)
+        return [replace(attention, window=window) for window in shorter]
 
     def two_kinds_of_layers(self, layer: LayerSpec, ropes: Sequence[RopeConfig], pattern: int) -> tuple[LayerSpec, ...]:
         """Copies of `layer`. Those without a window have the first rotary embedding, those with one have the second. If

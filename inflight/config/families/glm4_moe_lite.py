@@ -26,7 +26,7 @@ def _which_have_experts(fields: FamilyFields) -> list[bool]:
     """The field mlp_layer_types. transformers' class does not read first_k_dense_replace; a contradiction is refused."""
     given = fields.texts("mlp_layer_types") or ("dense", *["sparse"] * (fields.num_layers - 1))
     if set(given) - {"dense", "sparse"} or len(given) != fields.num_layers:
-        raise fields.refusal(
+        raise fields.impossible(
             f"mlp_layer_types={list(given)!r} must have num_hidden_layers={fields.num_layers} entries, each of them dense or "
             "sparse"
         )
@@ -34,7 +34,7 @@ def _which_have_experts(fields: FamilyFields) -> list[bool]:
     if fields.has("first_k_dense_replace") and (
         fields.integer("first_k_dense_replace", least=0) != num_dense or "dense" in given[num_dense:]
     ):
-        raise fields.refusal(
+        raise fields.impossible(
             f"first_k_dense_replace={fields.values['first_k_dense_replace']!r} contradicts mlp_layer_types, by which "
             f"{num_dense} layers are dense; absent, it means that the first layer is"
         )

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from inflight.config.architecture import LayerSpec, ModelArchitecture
+from inflight.config.architecture import ModelArchitecture
+from inflight.config.experts import MoeSpec
 from inflight.config.families.expert_fields import GGUF_GATED_EXPERTS, NUM_EXPERTS, read_experts, sparse_layers
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
@@ -10,11 +11,13 @@ from inflight.config.families.family_fields import FamilyFields
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
     attention = replace(fields.attention(), qkv_bias=fields.boolean("qkv_bias", True))
-    experts = replace(
-        read_experts(fields), shared_size=fields.integer("shared_expert_intermediate_size"), has_shared_gate=True
-    )
-    windowed = fields.layers_with_windows(LayerSpec(mixer=attention, mlp=experts), _windows(fields))
-    return fields.architecture(sparse_layers(fields, [layer.mixer for layer in windowed], experts))
+    mixers = fields.mixers_with_windows(attention, _windows(fields))
+    return fields.architecture(sparse_layers(fields, mixers, _read_experts))
+
+
+def _read_experts(fields: FamilyFields) -> MoeSpec:
+    shared_size = fields.integer("shared_expert_intermediate_size")
+    return replace(read_experts(fields), shared_size=shared_size, has_shared_gate=True)
 
 
 def _windows(fields: FamilyFields) -> list[int | None]:

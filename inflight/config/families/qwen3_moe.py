@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from inflight.config.architecture import LayerSpec, ModelArchitecture
+from inflight.config.architecture import ModelArchitecture
 from inflight.config.families.expert_fields import (
     GGUF_EXPERTS,
     GGUF_RENORMALIZES,
@@ -20,9 +20,8 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     window = fields.window() if fields.boolean("use_sliding_window", False) else None
     num_layers = fields.num_layers
     fields.refuse_other_windows([window is not None] * num_layers, window, FAMILY.architecture)
-    experts = read_experts(fields)
-    windowed = fields.layers_with_windows(LayerSpec(mixer=attention, mlp=experts), [window] * num_layers)
-    return fields.architecture(sparse_layers(fields, [layer.mixer for layer in windowed], experts))
+    mixers = fields.mixers_with_windows(attention, [window] * num_layers)
+    return fields.architecture(sparse_layers(fields, mixers, read_experts))
 
 
 FAMILY = Family(

@@ -13,7 +13,7 @@ from inflight.config.families.expert_fields import (
     sparse_layers,
 )
 from inflight.config.families.family import Family
-from inflight.config.families.family_fields import FamilyFields, layers_with
+from inflight.config.families.family_fields import FamilyFields
 from inflight.config.families.qwen3_5 import (
     GGUF_HYBRID,
     GGUF_HYBRID_KEYS,
@@ -36,10 +36,12 @@ def read_gated_experts(fields: FamilyFields, *, renormalizes: bool) -> MoeSpec:
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
     mixers = read_hybrid_mixers(fields, is_grouped=fields.boolean(_IS_GROUPED, True), has_sections=False)
-    if fields.values.get("num_experts") == 0:
-        return make_hybrid(fields, layers_with(mixers, fields.silu_mlp()))
-    experts = read_gated_experts(fields, renormalizes=read_renormalizes(fields, default=True))
-    return make_hybrid(fields, sparse_layers(fields, mixers, experts))
+    fields.require_silu()
+    return make_hybrid(fields, sparse_layers(fields, mixers, _read_experts))
+
+
+def _read_experts(fields: FamilyFields) -> MoeSpec:
+    return read_gated_experts(fields, renormalizes=read_renormalizes(fields, default=True))
 
 
 def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from inflight.config.architecture import ModelArchitecture
+from inflight.config.experts import MoeSpec
 from inflight.config.families.expert_fields import (
     GGUF_EXPERTS,
     GGUF_RENORMALIZES,
@@ -25,8 +26,11 @@ _RENAMES = tuple((f".experts.{name}", f".experts.either.{name}") for name in ("g
 def _parse(fields: FamilyFields) -> ModelArchitecture:
     refuse_other_values(fields, norm_topk_prob=True)
     mixers = [read_attention(fields, None)] * fields.num_layers
-    experts = read_experts(fields, renormalizes=True)
-    return replace(fields.architecture(sparse_layers(fields, mixers, experts)), renames=_RENAMES)
+    return replace(fields.architecture(sparse_layers(fields, mixers, _read_experts)), renames=_RENAMES)
+
+
+def _read_experts(fields: FamilyFields) -> MoeSpec:
+    return read_experts(fields, renormalizes=True)
 
 
 _TEXT = Family(

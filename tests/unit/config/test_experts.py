@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from inflight.config.architecture import GELU_TANH, SIGMOID
+from inflight.config.architecture import GELU_TANH, INFLIGHT, SIGMOID, TRANSFORMERS, ModelArchitecture
 from inflight.config.experts import HIGHEST, SPARSE_MIXER, TWO_HIGHEST, MoeSpec, RouterSpec, share_read
 from inflight.config.parse_architecture import parse_architecture
-from inflight.errors import UnsupportedModelError
+from inflight.config.unknown_family import describe_model
+from inflight.errors import ImpossibleFieldError, UnsupportedModelError
 from tests.support.model_zoo import FAMILY_CONFIGS
 
 SPEC = MoeSpec(num_experts=8, size=12, router=RouterSpec(top_k=2), shared_size=20)
@@ -162,7 +164,6 @@ def test_routing_that_is_not_supported(family: str, config: int, fields: dict[st
     ("fields", "message"),
     [
         ({"num_experts": None, "num_local_experts": None}, "num_experts is missing"),
-        ({"num_experts": None, "num_local_experts": 0}, "num_local_experts=0 is not a positive integer"),
         ({"num_experts": 8, "num_local_experts": 4}, "num_experts=8 and num_local_experts=4 contradict"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok=9 is more than the number of experts, 8"),
         ({"num_experts_per_tok": 0}, "num_experts_per_tok=0"),
@@ -177,3 +178,78 @@ def test_routing_that_is_not_supported(family: str, config: int, fields: dict[st
 def test_impossible_fields_are_refused_by_their_names(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         specs("qwen3_moe", **fields)
+
+
+# Fields of routers and experts, with the families that read them
+ROUTING_FIELDS = {
+    "mixtral": ("num_local_experts", "num_experts_per_tok"),
+    "qwen3_moe": ("num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step"),
+    "qwen2_moe": ("shared_expert_intermediate_size",),
+    "deepseek_v3": ("n_routed_experts", "n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"),
+    "ernie4_5_moe": ("moe_num_experts", "moe_k", "moe_layer_interval", "moe_layer_start_index"),
+    "hunyuan_v1_moe": ("num_experts", "moe_topk"),
+    "lfm2_moe": ("num_dense_layers", "num_experts"),
+    "gemma4": ("num_experts", "top_k_experts"),
+}
+CONFIG_WITH_EXPERTS = {"gemma4": 3, "deepseek_v3": 2}
+
+
+def described(family: str, **fields: Any) -> ModelArchitecture:
+    config = FAMILY_CONFIGS[family][CONFIG_WITH_EXPERTS.get(family, 0)]
+    return describe_model({**config.to_dict(), "architectures": None, **fields}, "auto")
+
+
+@pytest.mark.parametrize("value", ["8", -1, -2.0, 2.5, True, {}, float("nan")])
+@pytest.mark.parametrize(
+    ("family", "name"), [(family, name) for family, names in ROUTING_FIELDS.items() for name in names]
+)
+def test_an_impossible_number_of_a_router_is_refused_instead_of_left_to_transformers(
+    family: str, name: str, value: object
+) -> None:
+    assert described(family).implementation == INFLIGHT
+    with pytest.raises(ImpossibleFieldError, match=f"{name}={re.escape(repr(value))}"):
+        described(family, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("mixtral", {"num_experts_per_tok": 5}),
+        ("mixtral", {"num_local_experts": 0}),
+        ("mixtral", {"num_local_experts": 4, "num_experts": 5}),
+        ("gpt_oss", {"num_experts_per_tok": 0}),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}),
+        ("deepseek_v2", {"num_experts_per_tok": None}),
+        ("deepseek_v3", {"scoring_func": "softmax"}),
+        ("deepseek_v3", {"routed_scaling_factor": -1.0}),
+        ("deepseek_v3", {"topk_group": 5}),
+        ("qwen3_moe", {"mlp_only_layers": ["1"]}),
+        ("qwen3_moe", {"norm_topk_prob": "yes"}),
+        ("phimoe", {"num_experts_per_tok": 3}),
+    ],
+)
+def test_routing_that_transformers_would_not_notice_is_refused(family: str, fields: dict[str, Any]) -> None:
+    if family == "deepseek_v2":
+        fields = {**FAMILY_CONFIGS[family][3].to_dict(), **fields}
+    with pytest.raises(ImpossibleFieldError, match=next(reversed(fields)) if len(fields) < 3 else None):
+        described(family, **fields)
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe", "qwen3_next"])
+def test_a_model_of_a_family_with_experts_may_have_none(family: str) -> None:
+    found = described(family, num_experts=0, num_local_experts=None)
+    assert found.implementation == INFLIGHT and {layer.mlp.kind for layer in found.layers} == {"gated"}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"num_experts": "8"}, {"num_experts": 8, "num_experts_per_tok": 9}, {"moe_topk": -1}, {"moe_k": True}]
+)
+def test_experts_of_a_family_that_only_transformers_knows(fields: dict[str, Any]) -> None:
+    sizes = {"model_type": "x", "vocab_size": 9, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    assert (
+        describe_model({**sizes, "num_experts": [8, 4, 8], "moe_topk": [2, 1, 2]}, "auto").implementation
+        == TRANSFORMERS
+    )
+    assert describe_model({**sizes, "num_experts": 1, "num_experts_per_tok": 2}, "auto").implementation == TRANSFORMERS
+    with pytest.raises(ImpossibleFieldError, match=next(reversed(fields))):
+        describe_model({**sizes, **fields}, "auto")
