@@ -106,7 +106,7 @@ class GgufSource(WeightSource):
                 )
             mixer = _mixer_of(name, architecture)
             stored = StoredTensor(tensor.path, shape, tensor.type.name, is_quantized)
-            if name.endswith(BETAS_AND_STEPS) and isinstance(mixer, GatedDeltaSpec):
+            if name.endswith(BETAS_AND_STEPS) and isinstance(mixer, GatedDeltaSpec) and not mixer.is_grouped:
                 self._add_betas_and_steps(name, stored, stored_name, mixer)
                 continue
             order = file_order(name, shape[0], architecture.head_dims[0], mixer, family)

@@ -61,7 +61,7 @@ _GROUPS = {
     # Llama 3's vocabulary, and no BOS (SmolLM3)
     ("smaug-bpe",): Split(patterns=_LLAMA_3.patterns, has_whole_words=True),
     ("dbrx", "glm4", "chatglm-bpe"): Split(patterns=_LLAMA_3.patterns),
-    ("qwen2", "deepseek-r1-qwen", "megrez"): Split(patterns=(_cl100k(1),), is_nfc=True),
+    ("qwen2", "deepseek-r1-qwen", "megrez", "hunyuan"): Split(patterns=(_cl100k(1),), is_nfc=True),
     ("qwen35",): Split(
         patterns=(_cl100k(1, letters=r"[\p{L}\p{M}]", punctuation=r"[^\s\p{L}\p{M}\p{N}]+[\r\n]*"),), is_nfc=True
     ),

@@ -2,8 +2,11 @@
 
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md defines the keys. The model "gpt2" is byte-level BPE,
 with one of the splits of gguf_splits.py. The model "llama" is the BPE of sentencepiece, without normalisation: spaces become
-U+2581, and characters that no token has become bytes. The model "bert" is WordPiece (gguf_word_pieces.py).
+U+2581, and characters that no token has become bytes. The model "gemma4" is the same with merges instead of scores. The model
+"bert" is WordPiece (gguf_word_pieces.py).
 """
+
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -28,6 +31,7 @@ _SPECIAL_TOKENS = {
     "mask_token": "mask_token_id",
 }
 _CHAT_TEMPLATE = "tokenizer.chat_template"
+_Pairs = list[tuple[str, str]]  # tokens that are merged, the first pair first
 
 
 def gguf_tokenizer(file: GgufFile) -> Tokenizer:
@@ -37,11 +41,11 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     """
     model = file.metadata.get(f"{_PREFIX}model")
     is_sentencepiece = model == "llama" and f"{_PREFIX}precompiled_charsmap" not in file.metadata
-    if not is_sentencepiece and model not in ("gpt2", "bert"):
+    if not is_sentencepiece and model not in ("gpt2", "bert", "gemma4"):
         raise _unusable(
             file,
-            f"{_PREFIX}model={model!r} cannot be made into a tokenizer; 'gpt2' and 'bert' can, and 'llama' can, if the "
-            "file has no normalisation of its own",
+            f"{_PREFIX}model={model!r} cannot be made into a tokenizer; 'gpt2', 'gemma4' and 'bert' can, and 'llama' can, if "
+            "the file has no normalisation of its own",
         )
     tokens = _strings(file, "tokens")
     if model == "bert":
@@ -54,7 +58,11 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
         unknown = _token(file, "unknown_token_id", tokens)
         backend = word_piece_tokenizer(vocabulary, "[UNK]" if unknown is None else unknown)
     elif is_sentencepiece:
-        backend = _sentencepiece(file, tokens, vocabulary)
+        pairs = _pairs_by_scores(file, tokens, vocabulary)
+        backend = _sentencepiece(file, tokens, vocabulary, pairs, has_prefix=_flag(file, "add_space_prefix", True))
+        has_bos = True
+    elif model == "gemma4":
+        backend = _sentencepiece(file, tokens, vocabulary, _merges(file), has_prefix=False)
         has_bos = True
     else:
         split = find_split(file, special.get("bos_token"))
@@ -75,17 +83,26 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     return Tokenizer(backend, special)
 
 
-def _byte_level(file: GgufFile, vocabulary: dict[str, int], split: Split) -> tokenizers.Tokenizer:
+def _merges(file: GgufFile) -> _Pairs:
     pairs = []
     for merge in _strings(file, "merges"):
         middle = merge.find(" ", 1)
         if middle < 0:
             raise _unusable(file, f"the merge {merge!r} is no pair")
         pairs.append((merge[:middle], merge[middle + 1 :]))
+    return pairs
+
+
+def _pair_encoding(file: GgufFile, vocabulary: dict[str, int], pairs: _Pairs, **options: Any) -> tokenizers.Tokenizer:
+    """`options`: arguments of the library's class BPE."""
     try:
-        backend = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=split.has_whole_words))
+        return tokenizers.Tokenizer(models.BPE(vocabulary, pairs, **options))
     except Exception as error:  # the library raises nothing more specific
         raise _unusable(file, str(error)) from error
+
+
+def _byte_level(file: GgufFile, vocabulary: dict[str, int], split: Split) -> tokenizers.Tokenizer:
+    backend = _pair_encoding(file, vocabulary, _merges(file), ignore_merges=split.has_whole_words)
     if split.is_nfc:
         backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns]
@@ -96,21 +113,27 @@ def _byte_level(file: GgufFile, vocabulary: dict[str, int], split: Split) -> tok
     return backend
 
 
-def _sentencepiece(file: GgufFile, tokens: list[str], vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
+def _pairs_by_scores(file: GgufFile, tokens: list[str], vocabulary: dict[str, int]) -> _Pairs:
     """Two neighbours are merged if they are a token together, first those whose token has the highest score."""
     scores, types = (_numbers(file, name, tokens) for name in ("scores", "token_type"))
     mergeable = [token_id for token_id in np.argsort(-scores, kind="stable") if types[token_id] == _NORMAL]
-    pairs = [
+    return [
         (token[:cut], token[cut:])
         for token in map(tokens.__getitem__, mergeable)
         for cut in range(1, len(token))
         if token[:cut] in vocabulary and token[cut:] in vocabulary
     ]
+
+
+def _sentencepiece(
+    file: GgufFile, tokens: list[str], vocabulary: dict[str, int], pairs: _Pairs, *, has_prefix: bool
+) -> tokenizers.Tokenizer:
+    """`has_prefix`: a space is added before a text."""
     unknown = _token(file, "unknown_token_id", tokens, default=0)
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    backend = _pair_encoding(file, vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     spaces = [normalizers.Replace(" ", "\u2581")]
     words = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if _flag(file, "add_space_prefix", True):
+    if has_prefix:
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), *spaces])
         backend.decoder = decoders.Sequence([*words, decoders.Strip(" ", 1, 0)])
     else:

@@ -24,7 +24,9 @@ from transformers import (
     DeepseekV3Config,
     Ernie4_5_MoeConfig,
     Gemma4TextConfig,
+    HunYuanMoEV1Config,
     Lfm2MoeConfig,
+    PhimoeConfig,
     PreTrainedConfig,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
@@ -88,6 +90,30 @@ CASES: dict[str, tuple[str, PreTrainedConfig]] = {
     "qwen35": ("qwen35", Qwen3_5TextConfig(**_HYBRID)),
     "qwen35moe": ("qwen35moe", Qwen3_5MoeTextConfig(**_HYBRID, **_GATED_EXPERTS)),
     "qwen3next": ("qwen3next", Qwen3NextConfig(**_HYBRID, **_GATED_EXPERTS)),
+    "qwen3next, 2025": ("qwen3next", Qwen3NextConfig(**_HYBRID, **_GATED_EXPERTS)),
+    "hunyuan-moe": (
+        "hunyuan-moe",
+        HunYuanMoEV1Config(**_SIZES, head_dim=16, num_experts=6, moe_topk=3, moe_intermediate_size=96, num_shared_expert=1),
+    ),
+    "phimoe": (
+        "phimoe",
+        PhimoeConfig(
+            **_SIZES,
+            num_local_experts=6,
+            router_jitter_noise=0.01,
+            attention_bias=True,
+            lm_head_bias=True,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0 + i / 8 for i in range(8)],
+                "long_factor": [3.0 + i for i in range(8)],
+                "short_mscale": 1.243163121016122,
+                "long_mscale": 1.243163121016122,
+                "original_max_position_embeddings": 64,
+            },
+        ),
+    ),
     "lfm2moe": (
         "lfm2moe",
         Lfm2MoeConfig(
@@ -199,6 +225,19 @@ _STEMS = {
     "feed_forward.w2.weight": "ffn_down.weight",
     "feed_forward.w3.weight": "ffn_up.weight",
 }
+_STEMS |= {  # Hunyuan and Phi-3.5-MoE
+    "self_attn.query_layernorm.weight": "attn_q_norm.weight",
+    "self_attn.key_layernorm.weight": "attn_k_norm.weight",
+    "mlp.gate.wg.weight": "ffn_gate_inp.weight",
+    "mlp.shared_mlp.gate_proj.weight": "ffn_gate_shexp.weight",
+    "mlp.shared_mlp.up_proj.weight": "ffn_up_shexp.weight",
+    "mlp.shared_mlp.down_proj.weight": "ffn_down_shexp.weight",
+    "block_sparse_moe.gate.weight": "ffn_gate_inp.weight",
+    "input_layernorm.bias": "attn_norm.bias",
+    "post_attention_layernorm.bias": "ffn_norm.bias",
+    **{f"self_attn.{name}_proj.bias": f"attn_{name}.bias" for name in "qkv"},
+    "self_attn.o_proj.bias": "attn_output.bias",
+}
 _STEMS |= {  # Gemma 4
     "post_attention_layernorm.weight": "post_attention_norm.weight",
     "pre_feedforward_layernorm.weight": "ffn_norm.weight",
@@ -222,6 +261,8 @@ _OUTER = {
     "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
+    "model.norm.bias": "output_norm.bias",
+    "lm_head.bias": "output.bias",
     "model.embedding_norm.weight": "token_embd_norm.weight",
     "lm_head.weight": "output.weight",
 }
@@ -264,7 +305,7 @@ def write_file(
     _add_metadata(writer, architecture, config, joins_keys_and_values)
     if change is not None:
         change(writer)
-    for name, places in _stored(architecture, config, numbers, joins_keys_and_values).items():
+    for name, places in _stored(case, config, numbers, joins_keys_and_values).items():
         has_one = architecture.startswith("qwen") and name.endswith("norm.weight") and "ssm_norm" not in name
         floats = values[places] + 1 if has_one else values[places]
         if name.endswith(".ssm_a"):
@@ -284,7 +325,8 @@ def write_file(
     return plain, folder / "model.gguf"
 
 
-def _stored(architecture: str, config: Any, given: Numbers, joins_keys_and_values: bool) -> Numbers:  # Any: some class
+def _stored(case: str, config: Any, given: Numbers, joins_keys_and_values: bool) -> Numbers:  # Any: some class
+    architecture = CASES[case][0]
     found: Numbers = {}
     experts: dict[str, dict[int, Tensor]] = {}
     for name, places in given.items():
@@ -307,6 +349,8 @@ def _stored(architecture: str, config: Any, given: Numbers, joins_keys_and_value
         elif module == "post_attention_layernorm.weight" and architecture != "gemma4":
             stem = "post_attention_norm" if architecture.startswith("qwen") else "ffn_norm"
             found[f"{block}{stem}.weight"] = places
+        elif module == "linear_attn.in_proj_qkvz.weight" and case.endswith("2025"):
+            found[f"{block}ssm_in.weight"] = places
         elif module == "linear_attn.in_proj_qkvz.weight":
             qkv, gate = _without_groups(places, config)
             found |= {f"{block}attn_qkv.weight": qkv, f"{block}attn_gate.weight": gate}
@@ -363,8 +407,10 @@ def _add_metadata(writer: GGUFWriter, architecture: str, config: Any, joined: bo
     writer.add_layer_norm_rms_eps(config.norm_eps if architecture == "lfm2moe" else config.rms_norm_eps)
     writer.add_eos_token_id(2)
     if architecture not in ("qwen35", "gemma4"):
-        writer.add_expert_count(getattr(config, "n_routed_experts", None) or config.num_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
+        names = ("n_routed_experts", "num_local_experts", "num_experts")
+        writer.add_expert_count(next(found for name in names if (found := getattr(config, name, None))))
+        writer.add_expert_used_count(config.moe_topk if architecture == "hunyuan-moe" else config.num_experts_per_tok)
+    if architecture not in ("qwen35", "gemma4", "phimoe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture.startswith("qwen"):
         _add_hybrid(writer, architecture, config)
@@ -375,6 +421,14 @@ def _add_metadata(writer: GGUFWriter, architecture: str, config: Any, joined: bo
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_vocab_size(config.vocab_size)
         writer.add_shortconv_l_cache(config.conv_L_cache)
+    elif architecture == "hunyuan-moe":
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_expert_shared_count(1)
+        writer.add_expert_shared_feed_forward_length(config.intermediate_size)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.add_rope_scaling_factor(1)
+    elif architecture == "phimoe":
+        _add_phi(writer, config)
     elif architecture == "gemma4":
         _add_gemma(writer, config)
     elif architecture == "ernie4_5-moe":
@@ -402,6 +456,17 @@ def _add_hybrid(writer: GGUFWriter, architecture: str, config: Any) -> None:  # 
     writer.add_rope_dimension_count(config.head_dim // 4)
     if architecture != "qwen3next":
         writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
+def _add_phi(writer: GGUFWriter, config: PhimoeConfig) -> None:
+    rope = config.rope_parameters
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_rope_scaling_attn_factors(1.19)  # Phi-3's, not what the model computes with
+    writer.add_sliding_window(0)
+    for name in ("long", "short"):
+        writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
 
 
 def _add_gemma(writer: GGUFWriter, config: Gemma4TextConfig) -> None:

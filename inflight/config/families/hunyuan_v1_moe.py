@@ -1,6 +1,7 @@
 """Hunyuan with experts (Hunyuan-A13B): Llama's layers with norms on queries and keys after their rotation, and experts with a
 shared one of the same size."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import ModelArchitecture
@@ -9,6 +10,7 @@ from inflight.config.families.expert_fields import NUM_EXPERTS, read_experts, re
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields, layers_with
 from inflight.config.mixers import ROTATED_HEAD, AttentionSpec
+from inflight.errors import UnsupportedModelError
 
 _RENAMES = (
     (".query_layernorm.", ".q_norm."),
@@ -60,9 +62,30 @@ def _read_experts(fields: FamilyFields) -> MoeSpec:
     return replace(experts, shared_size=size)
 
 
+def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
+    """The rotary embedding of a file has the theta that `_with_alpha` computes."""
+    size = given.get("feed_forward_length")
+    if given.get("expert_shared_feed_forward_length", size) != size:
+        raise UnsupportedModelError(
+            f"the GGUF file's key expert_shared_feed_forward_length={given['expert_shared_feed_forward_length']!r} is not "
+            f"supported; it has to be feed_forward_length, {size!r}"
+        )
+    return {}
+
+
 FAMILY = Family(
     architecture="HunYuanMoEV1ForCausalLM",
     model_type="hunyuan_v1_moe",
+    gguf_name="hunyuan-moe",
+    gguf_has_experts=True,
+    gguf_names={
+        "expert_count": "num_experts",
+        "expert_used_count": "moe_topk",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_count": "num_shared_expert",
+    },
+    gguf_fields=_from_gguf,
+    gguf_keys=("expert_shared_feed_forward_length",),
     parse=_parse,
     reads=(*NUM_EXPERTS, "use_qk_norm"),
 )

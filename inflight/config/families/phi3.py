@@ -39,7 +39,7 @@ _GGUF_ROPE = {
 }
 
 
-def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
+def phi3_from_gguf(given: Mapping[str, object]) -> dict[str, object]:
     """Phi-4 has no window: its file has a window of 0 tokens."""
     found = {name: given[key] for key, name in _GGUF_FIELDS.items() if given.get(key)}
     if "rope_factors_long" in given:
@@ -48,12 +48,14 @@ def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
     return found | partial_rotation(given)
 
 
+# Keys that `phi3_from_gguf` reads
+PHI3_KEYS = (*_GGUF_FIELDS, *_GGUF_ROPE, "rope.dimension_count")
 FAMILY = Family(
     architecture="Phi3ForCausalLM",
     model_type="phi3",
     gguf_name="phi3",
-    gguf_fields=_from_gguf,
-    gguf_keys=(*_GGUF_FIELDS, *_GGUF_ROPE, "rope.dimension_count"),
+    gguf_fields=phi3_from_gguf,
+    gguf_keys=PHI3_KEYS,
     gguf_tensors={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     parse=_parse,
     reads=("partial_rotary_factor",),

@@ -1,14 +1,18 @@
 """Phi-3.5-MoE (arXiv:2404.14219): Mixtral's layers with LayerNorms and biases, longrope, and a sparse mixer as router."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.experts import SPARSE_MIXER, RouterSpec
-from inflight.config.families.expert_fields import NUM_EXPERTS, read_experts, refuse_other_values
-from inflight.config.families.family import Family
+from inflight.config.families.expert_fields import GGUF_EXPERTS, NUM_EXPERTS, read_experts, refuse_other_values
+from inflight.config.families.family import TENSORS, Family
 from inflight.config.families.family_fields import FamilyFields
+from inflight.config.families.phi3 import PHI3_KEYS, phi3_from_gguf
 
 _RENAMES = ((".block_sparse_moe.", ".mlp."), (".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj."))
+
+_MSCALE = 1.243163121016122  # longrope's attention factor in all published models
 
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
@@ -38,4 +42,24 @@ def _with_one_mscale(fields: FamilyFields) -> FamilyFields:
     return fields.with_values({name: {**values, "attention_factor": short}})
 
 
-FAMILY = Family(architecture="PhimoeForCausalLM", model_type="phimoe", parse=_parse, reads=NUM_EXPERTS)
+def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
+    """llama.cpp's converter writes Phi-3's attention factor, which is not that of this family."""
+    tensors = given[TENSORS]
+    assert isinstance(tensors, list)
+    found = {**phi3_from_gguf(given), "lm_head_bias": "output.bias" in tensors}
+    rope = found.get("rope_scaling")
+    return found | ({"rope_scaling": {**rope, "attention_factor": _MSCALE}} if isinstance(rope, Mapping) else {})
+
+
+FAMILY = Family(
+    architecture="PhimoeForCausalLM",
+    others=("PhiMoEForCausalLM",),  # as released checkpoints call it
+    model_type="phimoe",
+    gguf_name="phimoe",
+    gguf_has_experts=True,
+    gguf_names=GGUF_EXPERTS,
+    gguf_fields=_from_gguf,
+    gguf_keys=PHI3_KEYS,
+    parse=_parse,
+    reads=NUM_EXPERTS,
+)

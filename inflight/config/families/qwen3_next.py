@@ -12,7 +12,7 @@ from inflight.config.families.expert_fields import (
     read_renormalizes,
     sparse_layers,
 )
-from inflight.config.families.family import Family
+from inflight.config.families.family import TENSORS, Family
 from inflight.config.families.family_fields import FamilyFields
 from inflight.config.families.qwen3_5 import (
     GGUF_HYBRID,
@@ -23,7 +23,8 @@ from inflight.config.families.qwen3_5 import (
     read_hybrid_mixers,
 )
 
-# No field of config.json: `_from_gguf` makes it, because llama.cpp's converter takes these projections apart.
+# No field of config.json: `_from_gguf` makes it, because llama.cpp's converter takes these projections apart. In files of 2025
+# it did not, and called them ssm_in.
 _IS_GROUPED = "projections_are_grouped"
 
 
@@ -45,7 +46,9 @@ def _read_experts(fields: FamilyFields) -> MoeSpec:
 
 
 def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
-    return {**hybrid_from_gguf(given), _IS_GROUPED: False}
+    tensors = given[TENSORS]
+    assert isinstance(tensors, list)
+    return {**hybrid_from_gguf(given), _IS_GROUPED: any(name.endswith(".ssm_in.weight") for name in tensors)}
 
 
 FAMILY = Family(
@@ -56,7 +59,7 @@ FAMILY = Family(
     gguf_names={**GGUF_HYBRID, **GGUF_GATED_EXPERTS},
     gguf_fields=_from_gguf,
     gguf_keys=GGUF_HYBRID_KEYS,
-    gguf_tensors=GGUF_HYBRID_TENSORS,
+    gguf_tensors={**GGUF_HYBRID_TENSORS, "ssm_in": "linear_attn.in_proj_qkvz"},
     unread=("mtp.",),
     parse=_parse,
     reads=("partial_rotary_factor", *NUM_EXPERTS),

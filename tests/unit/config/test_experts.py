@@ -235,6 +235,11 @@ def test_routing_that_transformers_would_not_notice_is_refused(family: str, fiel
         described(family, **fields)
 
 
+def test_phi_moe_under_the_name_that_released_checkpoints_have() -> None:
+    config = {**FAMILY_CONFIGS["phimoe"][0].to_dict(), "architectures": ["PhiMoEForCausalLM"]}
+    assert describe_model(config, "auto").implementation == INFLIGHT
+
+
 @pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe", "qwen3_next"])
 def test_a_model_of_a_family_with_experts_may_have_none(family: str) -> None:
     found = described(family, num_experts=0, num_local_experts=None)

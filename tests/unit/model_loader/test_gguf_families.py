@@ -42,7 +42,22 @@ def test_a_file_is_the_model_of_its_weights(
     assert_close(run_prompt(load(file), PROMPT), run_prompt(load(plain), PROMPT))
 
 
-@pytest.mark.parametrize("case", ["deepseek2", "deepseek2, sigmoids", "lfm2moe", "qwen35moe", "ernie4_5-moe", "gemma4"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(
+            "deepseek2",
+            "deepseek2, sigmoids",
+            "lfm2moe",
+            "qwen35moe",
+            "ernie4_5-moe",
+            "gemma4",
+            "hunyuan-moe",
+            "phimoe",
+        ),
+        "qwen3next, 2025",
+    ],
+)
 def test_the_metadata_is_that_of_config_json(tmp_path: Path, case: str) -> None:
     plain, file = write_file(tmp_path, case)
     ours, theirs = (parse_architecture(read_model_config(path)) for path in (file, plain))
@@ -85,6 +100,9 @@ def test_two_ranks(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -
         ("deepseek2, sigmoids", {"add_expert_group_count": 3}, "8 experts cannot be divided into 3 groups"),
         ("deepseek2", {"add_expert_weights_norm": True}, "norm_topk_prob=True is not supported"),
         ("qwen35moe", {"add_expert_weights_norm": False}, "norm_topk_prob=False is not supported"),
+        ("hunyuan-moe", {"add_expert_shared_count": 2}, "num_shared_expert=2 is not supported"),
+        ("hunyuan-moe", {"add_expert_shared_feed_forward_length": 95}, "expert_shared_feed_forward_length=95"),
+        ("phimoe", {"add_rope_dimension_count": 8}, "partial_rotary_factor=0.5"),
         ("gemma4, experts", {"add_expert_used_count": 7}, "top_k_experts=7 is more than the number of experts, 6"),
         ("qwen35", {"add_ssm_inner_size": 100}, r"ssm\.inner_size=100 and ssm\.time_step_rank=6 give no size"),
         ("qwen3next", {"add_ssm_time_step_rank": 4, "add_ssm_inner_size": 128}, r"blk\.0\.ssm_ba\.weight has shape"),

@@ -14,6 +14,7 @@ import pytest
 import sentencepiece
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
+from transformers import GemmaTokenizer
 
 from inflight.config.gguf_file import GgufFile
 from inflight.config.gguf_parts import read_gguf
@@ -34,6 +35,7 @@ PATTERNS: dict[str, str | None] = {
     "glm4": _WORDS + r"|\p{N}{1,3}" + _REST,
     "qwen2": _WORDS + r"|\p{N}" + _REST,
     "deepseek-r1-qwen": _WORDS + r"|\p{N}" + _REST,
+    "hunyuan": _WORDS + r"|\p{N}" + _REST,  # the pattern of its own Python file
     # as the tokenizer.json of Qwen 3.5 has it: marks belong to words
     "qwen35": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -85,7 +87,7 @@ TEXTS = [*CORPUS, "", *NASTY, f"{WORD} W{WORD[1:]} {WORD}s {WORD}"]
 def train(pre: str) -> Backend:
     """The vocabulary has tokens across the borders of words. So another split gives other ids."""
     backend = Backend(models.BPE(ignore_merges=pre in WHOLE_WORDS))
-    if "qwen" in pre:
+    if "qwen" in pre or pre == "hunyuan":
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
@@ -204,6 +206,47 @@ def test_it_is_the_sentencepiece_model_that_was_converted(tmp_path: Path, has_pr
     metadata = {**file.metadata, "tokenizer.ggml.precompiled_charsmap": np.ones(3, dtype=np.int8)}
     with pytest.raises(TokenizerError, match="'llama' can, "):
         gguf_tokenizer(replace(file, metadata=metadata))
+
+
+def gemma_tokenizer() -> GemmaTokenizer:
+    """Trained on the texts of this file, with pieces that go over the borders of words and lines."""
+    backend = Backend(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    backend.normalizer = normalizers.Replace(" ", "\u2581")
+    first = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *(f"<0x{byte:02X}>" for byte in range(256)), "<tool>"]
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=first, limit_alphabet=150, show_progress=False)
+    backend.train_from_iterator([*CORPUS, *NASTY] * 3, trainer)
+    state = json.loads(backend.to_str())["model"]
+    tokenizer = GemmaTokenizer(vocab=state["vocab"], merges=[tuple(pair) for pair in state["merges"]])
+    tokenizer.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
+    return tokenizer
+
+
+def test_it_is_the_tokenizer_of_gemma_4_that_was_converted(tmp_path: Path) -> None:
+    truth = gemma_tokenizer()
+    state = json.loads(truth.backend_tokenizer.to_str())
+    tokens = truth.convert_ids_to_tokens(range(len(truth)))
+    kinds = {"<pad>": 3, "<eos>": 3, "<bos>": 3, "<unk>": 2, "<mask>": 3, "<tool>": 4}
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in state["model"]["merges"]],
+        "tokenizer.ggml.scores": Number("f", [-1000.0] * len(tokens)),
+        "tokenizer.ggml.token_type": Number(
+            "i", [kinds.get(token, 6 if token.startswith("<0x") else 1) for token in tokens]
+        ),
+        "tokenizer.ggml.bos_token_id": Number("I", 2),
+        "tokenizer.ggml.eos_token_id": Number("I", 1),
+        "tokenizer.ggml.unknown_token_id": Number("I", 3),
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    ours = gguf_tokenizer(file_of(tmp_path, metadata))
+    for text in [*TEXTS, "a<tool> b<bos>", "\n\n\n\n x\n\n"]:
+        ids = truth(text)["input_ids"]
+        assert ours.encode(text) == [2, *ids], text  # BOS is there, although this file does not say it
+        assert ours.decode(ids) == truth.decode(ids, skip_special_tokens=True)
+    assert max(truth(CORPUS[0])["input_ids"]) > 256, "the text has only bytes"
+    with pytest.raises(TokenizerError, match="merges is missing"):
+        gguf_tokenizer(file_of(tmp_path, metadata | {"tokenizer.ggml.merges": None}))
 
 
 def test_the_default_splits_as_llama_cpp_does(tmp_path: Path) -> None:
