@@ -56,7 +56,7 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
             if modules := _module_files(folder):
                 _download(model, revision, modules)
     found = (file for file in folder.glob(f"*{GGUF_SUFFIX}") if file.is_file())
-    gguf_files = _without_later_parts(sorted(file for file in found if not file.name.startswith(MMPROJ)))
+    gguf_files = without_later_parts(sorted(file for file in found if not file.name.startswith(MMPROJ)))
     if gguf_files and not any(folder.glob("*.safetensors")):
         if len(gguf_files) > 1:
             names = ", ".join(file.name for file in gguf_files)
@@ -79,6 +79,19 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
                 f"; it has GGUF files, give one as '{model}:FILE.gguf': {', '.join(gguf_names)}" if gguf_names else ""
             )
         raise ModelNotFoundError(f"{what} is not a model folder: it holds no config.json{more}")
+    return folder
+
+
+def resolve_without_weights(model: str | None, revision: str | None = None) -> Path:
+    """As `resolve_model_folder`. But of a hub id without a file only the small files are downloaded, without the weights.
+
+    Raises:
+        ConfigError: there is no such model, or its config.json cannot be read.
+    """
+    if model is None or Path(model).expanduser().exists() or ":" in model:
+        return resolve_model_folder(model, revision)
+    folder = resolve_tokenizer_folder(model, revision)
+    read_config(folder)
     return folder
 
 
@@ -145,7 +158,7 @@ def _resolve_gguf_of_hub(model: str, revision: str | None) -> Path:
     # The tag has to be a whole word of the name: Q4_K does not match Q4_K_M, and Q4_K_M does not match IQ4_K_M.
     tag = re.compile(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9_])", re.IGNORECASE)
     whole = [
-        path.as_posix() for path in _without_later_parts(map(PurePosixPath, names)) if not path.name.startswith(MMPROJ)
+        path.as_posix() for path in without_later_parts(map(PurePosixPath, names)) if not path.name.startswith(MMPROJ)
     ]
     chosen = [name for name in names if name == wanted] or [name for name in whole if tag.search(name)]
     if len(chosen) != 1:
@@ -179,7 +192,7 @@ def gguf_parts(path: AnyPath) -> list[AnyPath]:
     return [path.with_name(name) for name in names]
 
 
-def _without_later_parts(files: Iterable[AnyPath]) -> list[AnyPath]:
+def without_later_parts(files: Iterable[AnyPath]) -> list[AnyPath]:
     """Leaves out each file that is a later part of a split model, if the first part is there, too."""
     found = dict.fromkeys(files)
     return [file for file in found if (first := gguf_parts(file)[0]) == file or first not in found]

@@ -107,10 +107,10 @@ def find_room(
             return None
         # Of a hub id only the small files are here. The index has the sum of the stored bytes. In fp8 some weights have one
         # byte and others two, so the sum does not say how many there are; then the specification does.
-        num_weights = total // stored
+        num_stored = total // stored
         if is_fp8(architecture.weight_format):
-            num_weights = max(num_weights, min(total, _num_weights(architecture)))
-        tensors = {"model.layers.": StoredBytes(source, "", (num_weights, 1), 0, total)}
+            num_stored = max(num_stored, min(total, num_weights(architecture)))
+        tensors = {"model.layers.": StoredBytes(source, "", (num_stored, 1), 0, total)}
     if not becomes_floats(architecture.weight_format):
         return Room(int(0.9 * sum(tensor.stop - tensor.start for tensor in tensors.values())), None)
     plain = _num_bytes(tensors, element, element)
@@ -162,7 +162,7 @@ def _tensors_of_model(folder: Path, architecture: ModelArchitecture) -> dict[str
     return {}
 
 
-def _num_weights(architecture: ModelArchitecture) -> int:
+def num_weights(architecture: ModelArchitecture) -> int:
     """The fewest weights of a model on Inflight's own code: norms and some small projections are left out. 0 for other models,
     whose layers are not known."""
     if architecture.implementation != INFLIGHT:

@@ -40,6 +40,7 @@ _TABLE = """
   0     version
 
   1     hub
+  1     hub_cache          hub
   1     python_schema
   1     structured_outputs_params  python_schema
   1     sampling_params    structured_outputs_params

@@ -21,7 +21,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "PIL": ("multimodal/decode.py", "multimodal/family_processor.py"),
     "tokenizers": ("tokenizer/", "tokenizer.py"),
     "jinja2": ("tokenizer/chat_template.py", "tokenizer/sandbox/"),
-    "huggingface_hub": ("hub.py",),
+    "huggingface_hub": ("hub.py", "hub_cache.py"),
     "typer": ("entrypoints/cli/",),
     "tqdm": ("entrypoints/",),
     "fastapi": _HTTP,

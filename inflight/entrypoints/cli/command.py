@@ -42,16 +42,13 @@ GENERAL = "Options"
 
 # a command that other programs have -> what to use instead
 _INSTEAD = {
-    "pull": "`inflight serve ORG/NAME` downloads a model of the hub",
-    "download": "`inflight serve ORG/NAME` downloads a model of the hub",
-    "list": "a model is a folder, a GGUF file or a hub id; `hf cache ls` lists the downloaded ones",
-    "ls": "a model is a folder, a GGUF file or a hub id; `hf cache ls` lists the downloaded ones",
-    "ps": "each `inflight serve` serves one model; /v1/models names it",
+    "download": "`inflight pull ORG/NAME` downloads a model of the hub",
+    "ls": "use `inflight list`",
+    "remove": "use `inflight rm MODEL`",
     "run": "use `inflight chat` or `inflight generate`",
     "complete": "use `inflight generate`",
     "run-batch": "use `inflight generate -i FILE`",
     "collect-env": "use `inflight env`",
-    "show": "use `inflight serve MODEL --check`",
 }
 
 Command = Callable[..., None]  # its parameters are read by typer

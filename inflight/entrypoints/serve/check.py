@@ -22,13 +22,7 @@ from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.tls import make_ssl_context
 from inflight.errors import CheckpointError, ConfigError, UnsupportedModelError
-from inflight.hub import (
-    can_download,
-    read_config,
-    read_generation_config,
-    resolve_model_folder,
-    resolve_tokenizer_folder,
-)
+from inflight.hub import can_download, read_generation_config, resolve_without_weights
 from inflight.parsers.selector import NONE, resolve_parsers
 from inflight.tokenizer.source import read_chat_template, read_tokenizer
 
@@ -51,7 +45,7 @@ def model_problems(args: EngineArgs) -> list[str]:
     """Returns a message for each problem with the model's files, and for each argument that does not fit the model, the
     machine or another argument."""
     try:
-        source = _find_model(args)
+        source = resolve_without_weights(args.model, args.revision)
     except ConfigError as error:
         # The model's folder is unknown, but a tokenizer that --tokenizer names can be checked without it.
         own = [] if args.tokenizer is None else _tokenizer_problems(args, Path())
@@ -89,16 +83,6 @@ def _check_room(
             slab_bytes = 0 if transfer is None else transfer.cpu_bytes
         room = room._replace(num_ranks=num_ranks, num_replicas=len(args.replicas), slab_bytes=slab_bytes)
         check_room(room._replace(kv_cache_bytes=args.kv_cache_memory_bytes or 0), machine)
-
-
-def _find_model(args: EngineArgs) -> Path:
-    """Returns the model's folder or GGUF file. If `args.model` names a GGUF file on the hub, this file is downloaded. If
-    `args.model` is a hub id, only the small files are downloaded, without the weights."""
-    if args.model is None or Path(args.model).expanduser().exists() or ":" in args.model:
-        return resolve_model_folder(args.model, args.revision)
-    folder = resolve_tokenizer_folder(args.model, args.revision)
-    read_config(folder)
-    return folder
 
 
 def _check_generation_config(args: EngineArgs, source: Path) -> None:
