@@ -18,6 +18,7 @@ BUDGETS = {
     "e2e": 2090,
     "gpu": 10,
     "inflight_bench": 28,
+    "page": 70,
     "scripts": 45,
     "unit": 23,  # the files directly in tests/unit
     "unit/attention": 60,
@@ -25,7 +26,7 @@ BUDGETS = {
     "unit/device": 10,
     "unit/distributed": 50,
     "unit/engine": 106,
-    "unit/entrypoints": 130,
+    "unit/entrypoints": 132,
     "unit/executor": 75,
     "unit/interface": 20,
     "unit/kernels": 119,

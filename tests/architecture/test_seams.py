@@ -357,7 +357,7 @@ def test_a_made_up_api(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its errors have its form and its names: those of wrong bodies, of paths, of the engine. Other APIs do not notice."""
     monkeypatch.setitem(APIS, "made up", made_up_api.API)
     path = "/made-up/say"
-    with serving() as api:
+    with serving(replace(SETTINGS, ui=False)) as api:
         answer = api.post(path, {"say": "x", "most": 9, "temperature": 0, "stop": ["!"], "colour": "red"})
         assert (answer.json, answer.headers["x-ignored-fields"]) == ({"said": "Hi"}, "colour")
         assert [*map(api.core.sequences[-1].sampling.params.__getattribute__, ("temperature", "max_tokens"))] == [

@@ -1,4 +1,5 @@
-"""`BrowserPage`: what a person sees who opens the server's address in a browser: the model, whether it is ready, and base URLs.
+"""`BrowserPage`: what a person sees with --no-ui who opens the server's address in a browser: the model, whether it is ready,
+and base URLs.
 
 The page loads nothing from elsewhere. It asks the app inside of it for /ready, /version and /v1/models, with the headers of the
 browser's own request. So it shows nothing that the server would not tell this client: without a key of a server with keys, it
@@ -15,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from inflight.entrypoints.apis import base_urls
+from inflight.entrypoints.page.page_files import accepts_html
 from inflight.entrypoints.serve.asgi import RETRY_AFTER_SECONDS, ASGIApp, Message, Receive, Scope, Send, header_of
 
 # What may be shown of a Host header, which every web page and program can choose.
@@ -93,7 +95,7 @@ class BrowserPage:
         self._links = ["docs", "openapi.json"] if has_docs else []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] != "/" or scope["method"] != "GET" or not _accepts_html(scope):
+        if scope["path"] != "/" or scope["method"] != "GET" or not accepts_html(scope):
             await self._app(scope, receive, send)
             return
         status, ready = await self._ask(scope, "/ready")
@@ -161,13 +163,3 @@ class BrowserPage:
         except ValueError:
             return status, {}
         return status, answer if isinstance(answer, dict) else {}
-
-
-def _accepts_html(scope: Scope) -> bool:
-    """Whether the client takes HTML by name, as browsers do. `*/*` is not enough: other programs send it."""
-    given = b",".join(value for name, value in scope["headers"] if name == b"accept").decode("latin-1").lower()
-    for entry in given.split(","):
-        kind, *parameters = (part.replace(" ", "").strip() for part in entry.split(";"))
-        if kind == "text/html":
-            return not any(re.fullmatch(r"q=0(\.0*)?", parameter) for parameter in parameters)
-    return False

@@ -9,6 +9,7 @@ AccessLog        writes a line for each request and counts the request in the me
 SizeLimits       limits headers and bodies, before any other part reads the body
 AllowedHosts     refuses host names that are not allowed; comes before CORS, because CORS answers preflights itself
 CORS             adds the headers that let web pages read a response, even a refusal; answers preflights
+PageFiles        sends browsers the files of the page, which need no key
 Authentication   refuses a client without a key, before the app could show which routes exist
 Gate             answers with 503 while the engine starts, while the server drains (shuts down), and when the engine is dead
 the app
@@ -25,6 +26,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from inflight.engine.serving.client import CLIENT
 from inflight.entrypoints.apis import without_version
+from inflight.entrypoints.page.page_files import PageFiles
 from inflight.entrypoints.serve.access_log import AccessLog, Observe
 from inflight.entrypoints.serve.api_keys import ApiKeys, digest
 from inflight.entrypoints.serve.asgi import (
@@ -64,7 +66,10 @@ def wrap(
     keys = keys or ApiKeys(settings.api_keys, settings.api_key_file)
     admin_keys = ApiKeys(settings.admin_keys)
     app = Authentication(app, keys, admin_keys, metrics_public=settings.metrics_public)
-    app = BrowserPage(app, settings.url, settings.root_path, has_docs=not settings.disable_fastapi_docs)
+    if settings.ui:
+        app = PageFiles(app)
+    else:
+        app = BrowserPage(app, settings.url, settings.root_path, has_docs=not settings.disable_fastapi_docs)
     if settings.allowed_origins:
         from starlette.middleware.cors import CORSMiddleware  # the import delays the first answer
 

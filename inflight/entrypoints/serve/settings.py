@@ -197,6 +197,9 @@ class ServerSettings:
     strict_model_names: bool = _answer(
         False, "Refuse requests to /v1/messages for models of other names. Default: any name means the served model."
     )
+    ui: bool = _answer(
+        True, "Show browsers a chat and the engine at /; --no-ui: only what the server is, without scripts."
+    )
     disable_fastapi_docs: bool = _answer(False, "Serve neither the page /docs nor /openapi.json.")
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The page at /: for browsers only. It tells a client no more than the API does, and is safe with any name and host."""
+"""The page at / with --no-ui: for browsers only. It tells a client no more than the API, and is safe with any name and host."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ import pytest
 import inflight
 from inflight.entrypoints.serve.middlewares import wrap
 from inflight.entrypoints.serve.settings import ServerSettings
-from tests.unit.entrypoints.api_client import SETTINGS, Answer, Api, serving
+from tests.unit.entrypoints.api_client import SETTINGS as OTHER_SETTINGS
+from tests.unit.entrypoints.api_client import Answer, Api, serving
 from tests.unit.entrypoints.serve.test_middlewares import call
 
+SETTINGS = replace(OTHER_SETTINGS, ui=False)
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[Api]:
-    with serving() as made:
+    with serving(SETTINGS) as made:
         yield made
 
 
@@ -148,5 +150,5 @@ def test_while_the_server_starts_the_page_says_so_and_asks_for_nothing_else() ->
         error = b'{"error": {"message": "the engine is <starting>", "code": "server_starting"}}'
         await send({"type": "http.response.body", "body": error})
 
-    status, headers, _ = call(wrap(starting, ServerSettings(access_log="off")), "/", headers=BROWSER)
+    status, headers, _ = call(wrap(starting, ServerSettings(access_log="off", ui=False)), "/", headers=BROWSER)
     assert (status, headers["retry-after"], asked) == (503, "5", ["/ready"])
