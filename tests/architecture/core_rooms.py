@@ -85,6 +85,7 @@ EDGES = {
     "GPUs": (
         *("kernels/triton/*", "device/cuda.py", "device/host_memory.py", "config/cuda_driver.py"),
         *("attention/triton_paged.py", "layers/gpu_linear.py", "layers/linear_tuner.py", "sample/device_sampler.py"),
+        "layers/gpu_experts.py",
         *("worker/gpu/*", "distributed/nccl.py", "distributed/device_stage_link.py"),
     ),
     "results beside the tokens": (
@@ -113,10 +114,10 @@ EDGES = {
     "what measures pipelines": ("engine/start/pipeline_tuning.py",),
     "several engines of one model": (
         *("engine/serving/replicas.py", "engine/serving/routing.py", "engine/serving/cached_index.py"),
-        "config/replica_conflicts.py",
         *("engine/process/remote_replica.py", "engine/process/head_links.py", "kv_cache/*_names.py"),
     ),
     "ranks that others start": ("executor/ray_*.py", "executor/external_launcher.py", "distributed/launcher.py"),
+    "what is refused before weights are read": ("config/weight_room.py", "config/replica_conflicts.py"),
     "what describes a run": (
         *(
             "scheduler/integrity.py",
