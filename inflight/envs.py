@@ -18,7 +18,7 @@ NAMES = frozenset(
     """
     INFLIGHT_API_KEY INFLIGHT_CLUSTER_TOKEN INFLIGHT_CPU_KERNELS INFLIGHT_CPU_THREADS_BIND
     INFLIGHT_EXECUTE_MODEL_TIMEOUT_SECONDS INFLIGHT_IMAGE_FETCH_TIMEOUT_SECONDS INFLIGHT_LOG_FORMAT INFLIGHT_LOG_LEVEL
-    INFLIGHT_REQUIRE_KERNELS
+    INFLIGHT_REQUIRE_KERNELS INFLIGHT_WEIGHT_CACHE
     """.split()
 )
 _PREFIX = "INFLIGHT_"
@@ -162,6 +162,14 @@ def log_format() -> str:
 def cpu_kernels() -> str:
     """`INFLIGHT_CPU_KERNELS`: "auto" (the default), "off" for plain torch, or the instruction set of the C++ kernels."""
     return os.environ.get("INFLIGHT_CPU_KERNELS", "auto")
+
+
+def weight_cache() -> bool:
+    """`INFLIGHT_WEIGHT_CACHE`: "off" if packed weights are neither read from the disk nor written to it; "on" by default."""
+    name = os.environ.get("INFLIGHT_WEIGHT_CACHE") or "on"
+    if name not in ("on", "off"):
+        raise ConfigError(f"INFLIGHT_WEIGHT_CACHE={name!r} is not one of on, off")
+    return name == "on"
 
 
 def cpu_threads_bind() -> str:

@@ -43,6 +43,8 @@ if not Path("/dev/nvidiactl").exists() or os.environ.get("CUDA_VISIBLE_DEVICES")
 # Read by torch when it is imported. Processes share the cores, and tested servers are started with this value: another one here
 # would make each of their processes a new interpreter.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests keep no packed weights in the user's cache. Those of the cache switch it on, in a folder of their own.
+os.environ["INFLIGHT_WEIGHT_CACHE"] = "off"
 
 # A slow machine is no failure, and what `make test` says does not depend on chance or on an earlier run.
 _EVERY_PROFILE = hypothesis.settings(

@@ -56,6 +56,7 @@ class ModelConfig:
     trust_remote_code: bool = False  # transformers may run Python files of the model's folder
     pooler: PoolerSpec = GENERATING  # what a request makes that wants vectors or scores
     mmproj: Path | None = None  # the file of a GGUF model that has its vision tower
+    weight_cache_bytes: int = 0  # largest size of the cache of packed weights on the disk; 0: none
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,6 +100,10 @@ class EngineArgs(ImageArgs):
         "Format of the weights; dummy: random weights, for which only config.json is needed.",
         choices=("auto", "safetensors", "gguf", "dummy"),
     )
+    weight_cache: bool = _model(True, "On a CPU, keep packed weights on the disk for the next start (on by default).")
+    weight_cache_gb: float = _model(
+        40.0, "Most GB of packed weights that are kept.", bounds=(0, 2**20), excludes_low=True, metavar="GB"
+    )
     skip_tokenizer_init: bool = _model(False, "Serve token ids only; no tokenizer is read.")
     seed: int | None = _model(
         None,

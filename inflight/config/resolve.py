@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from inflight import envs
 from inflight.config.architecture import DTYPE_BYTES, TRANSFORMERS, ModelArchitecture
 from inflight.config.device_options import (
     check_device_state,
@@ -117,6 +118,7 @@ def resolve(
             config_overrides=dict(args.hf_overrides or {}),
             trust_remote_code=args.trust_remote_code,
             pooler=architecture.pooler or generating(args),
+            weight_cache_bytes=int(args.weight_cache_gb * 1e9) if args.weight_cache and envs.weight_cache() else 0,
         ),
         cache=cache,
         scheduler=scheduler,

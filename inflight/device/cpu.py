@@ -42,9 +42,12 @@ class CpuDevice(Device):
         # otherwise `work` could reuse freed memory, which would not be counted
         host_memory.call_c_library("malloc_trim", 0)
         before = host_memory.resident_bytes()
+        files_before = host_memory.file_bytes()
         host_memory.reset_peak()
         work()
-        return max(0, host_memory.peak_resident_bytes() - before)
+        # mapped weights that `work` reads for the first time are no memory of its own
+        read = max(0, host_memory.file_bytes() - files_before)
+        return max(0, host_memory.peak_resident_bytes() - read - before)
 
     def allocate_arena(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
         """The operating system provides zeroed pages when they are first touched, so unused parts of the arena cost nothing."""

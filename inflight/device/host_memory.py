@@ -28,6 +28,11 @@ def own_bytes(root: Path = ROOT) -> int:
     return 1024 * (read_field(root / "proc/self/status", "RssAnon:") or 0)
 
 
+def file_bytes(root: Path = ROOT) -> int:
+    """Returns the memory that this process uses for pages of files, as of mapped weights; 0 if the host does not report it."""
+    return 1024 * (read_field(root / "proc/self/status", "RssFile:") or 0)
+
+
 def peak_resident_bytes(root: Path = ROOT) -> int:
     """Returns the most memory that this process has used since `reset_peak`; 0 if the host does not report it."""
     return 1024 * (read_field(root / "proc/self/status", "VmHWM:") or 0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from inflight.config.experts import DenseAndMoeSpec
 from inflight.layers.context import LayerContext
@@ -42,7 +42,8 @@ class DenseAndMoe(Loadable):
 
     def finish_loading(self) -> None:
         super().finish_loading()
-        self.before_router.weight.data.mul_(self.hidden_size**-0.5)
+        scaled = self.before_router.weight.data * self.hidden_size**-0.5
+        self.before_router.weight = nn.Parameter(scaled, False)
 
     def forward(self, stream: Tensor) -> Tensor:
         """[num_tokens, hidden_size] -> the same shape, in new memory."""

@@ -39,6 +39,8 @@ from inflight.model_loader.weight_size import WeightSizes, weight_sizes
 from inflight.model_loader.weight_source import ReadPart, ShardSlices, WeightSource
 from inflight.models.causal_lm import CausalLM
 from inflight.models.decoder import DecoderForCausalLM
+from inflight.weight_cache.background import BackgroundWork
+from inflight.weight_cache.cache import WeightCache
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +57,11 @@ def load_model(
     tp: TensorParallelGroup,
     stage: PipelineStage | None = None,
     check_size: Callable[[WeightSizes], None] | None = None,
+    later: BackgroundWork | None = None,
 ) -> CausalLM:
     """Returns a model that can run, with weights in `model_config.dtype`. If `stage` is given, the model has only this pipeline
-    stage. `check_size` is called with the sizes of the weights, before memory is allocated for them.
+    stage. `check_size` is called with the sizes of the weights, before memory is allocated for them. `later` keeps the packed
+    weights for the next start, beside serving; without it, no packed weights are read or written.
 
     Every stage checks the whole checkpoint against the whole model, but reads only its own weights.
 
@@ -78,7 +82,7 @@ def load_model(
     source = None if model_config.load_format == "dummy" else open_source(model_config)
     # Each block gets memory only when it is filled. By then the previous block has converted its weights and freed the old
     # ones.
-    later = replace(context, allocates_later=True)
+    empty = replace(context, allocates_later=True)
     not_kept: list[str] = []
     make: Callable[[LayerContext, PipelineStage], CausalLM] = (
         partial(
@@ -91,10 +95,12 @@ def load_model(
         if architecture.implementation == TRANSFORMERS
         else partial(DecoderForCausalLM, architecture)
     )
+    files = () if source is None else (stored.file for stored in source.tensors.values())
+    weight_cache = WeightCache(model_config, files, context=context, tp=tp, stage=stage, later=later)
     with named_errors(UnsupportedModelError, model_config.folder, "a model of these sizes"):
-        model = make(later, stage)
+        model = make(weight_cache.wrap(empty), stage)
         # tensors on the meta device have shapes but no memory
-        described = model if stage == whole else make(replace(later, device=torch.device("meta")), whole)
+        described = model if stage == whole else make(replace(empty, device=torch.device("meta")), whole)
     if model_config.batch_invariant:
         _check_batch_invariance(context, architecture, model)
     if check_size is not None:
@@ -105,13 +111,17 @@ def load_model(
         unlisted = _check_source(source, described, model_config.folder)
         if unlisted and tp.rank == 0 and stage.is_last:
             logger.warning("the model does not need these tensors, which no index lists: %s", list_names(unlisted))
-    fill = _filler(model_config, source, not_kept)
-    for prefix, unit in model.load_units():
-        _load_unit(fill, device, unit, prefix)
+    fill = partial(_allocate_and_fill, _filler(model_config, source, not_kept), device)
+    model = weight_cache.load(model, fill, lambda: make(weight_cache.wrap(empty), stage))
     if model.pooler is not None and source is not None:
         model.pooler.read_files(model_config.folder)
     model.finish_loading()
-    _warn_of_dequantized(model, not_kept, model_config.quantization.layers or model_config.dtype)
+    notes = weight_cache.notes or _note_dequantized(
+        model, not_kept, model_config.quantization.layers or model_config.dtype
+    )
+    for note in notes:
+        logger.warning("%s", note)
+    weight_cache.keep(notes)
     return model
 
 
@@ -131,9 +141,13 @@ def _filler(model_config: ModelConfig, source: WeightSource | None, not_kept: li
     return partial(_fill_from_source, source=source, not_kept=not_kept, is_quantized=is_quantized)
 
 
-def _load_unit(fill: _Fill, device: torch.device, unit: Loadable, prefix: str) -> None:
+def _allocate_and_fill(fill: _Fill, device: torch.device, unit: Loadable, prefix: str) -> None:
     unit.allocate(device)
     fill(unit, prefix)
+
+
+def _load_unit(fill: _Fill, device: torch.device, unit: Loadable, prefix: str) -> None:
+    _allocate_and_fill(fill, device, unit, prefix)
     unit.finish_loading()
 
 
@@ -165,19 +179,15 @@ def _differ(source: WeightSource | None, tells: bool, one: str, other: str) -> b
     return differ
 
 
-def _warn_of_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> None:
+def _note_dequantized(model: CausalLM, not_kept: list[str], held_as: str) -> tuple[str, ...]:
     if not not_kept:
-        return
+        return ()
     with_them = sum(module.num_dequantized for module in model.modules() if isinstance(module, Linear))
-    logger.warning(
-        "%d quantized weights are held as %s, because no kernel supports their groups (act-order, or a size that is no "
-        "multiple of 32, or of 16 with 8 bits): %s%s",
-        len(not_kept) + with_them,
-        held_as,
-        list_names(not_kept),
-        f"; {with_them} of the weights are held so only because one of these is in the same fused layer"
-        if with_them
-        else "",
+    fused = f"; {with_them} of the weights are held so only because one of these is in the same fused layer"
+    return (
+        f"{len(not_kept) + with_them} quantized weights are held as {held_as}, because no kernel supports their groups "
+        "(act-order, or a size that is no multiple of 32, or of 16 with 8 bits): "
+        f"{list_names(not_kept)}{fused if with_them else ''}",
     )
 
 

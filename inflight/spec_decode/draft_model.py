@@ -44,6 +44,7 @@ from inflight.sample.sampler import Sampler
 from inflight.spec_decode import adaptive
 from inflight.spec_decode.acceptance import Acceptance
 from inflight.spec_decode.proposer import NO_TOKEN
+from inflight.weight_cache.background import BackgroundWork
 
 _NEW = (
     -1
@@ -308,12 +309,13 @@ def load_draft_model(
     *,
     served_bytes: int,
     check_size: Callable[[WeightSizes], None],
+    later: BackgroundWork | None = None,
 ) -> DraftModel | None:
     """The whole draft model, on the rank that draws; None on other ranks, and in an engine without one.
 
     Args:
         served_bytes: of the weights of the served model, all stages together, on one of the ranks that share a layer.
-        check_size: as of `load_model`.
+        check_size, later: as of `load_model`.
     """
     if config.draft_model is None or not stage.is_last or tp.rank > 0:
         return None
@@ -324,7 +326,12 @@ def load_draft_model(
         check_size(size)
 
     model = load_model(
-        config.draft_model, device=device.torch_device, backend=backend, tp=TensorParallelGroup(), check_size=check
+        config.draft_model,
+        device=device.torch_device,
+        backend=backend,
+        tp=TensorParallelGroup(),
+        check_size=check,
+        later=later,
     )
     share = sizes[0].whole / max(1, served_bytes)
     return DraftModel(model, config, backend=backend, device=device, share_of_step=share)

@@ -95,16 +95,17 @@ class MemoryBudget:
         if not self._is_cpu:
             left = self._budget_bytes - max(0, self._free_bytes - self._device.available_memory_bytes())
         else:
-            others = self._all_weights(self._weights.whole) * self._unpacked_ratio() + self._slab_bytes
+            ratio = self._unpacked_ratio(runner.mapped_bytes)
+            others = self._all_weights(self._weights.whole) * ratio + self._slab_bytes
             left = int((self._free_host_bytes - others) * self._cache.memory_utilization) // self._num_local_ranks
         peak = self._device.measure_peak_bytes(runner.profile_run)
         return left - peak - runner.reserved_bytes(peak)
 
-    def _unpacked_ratio(self) -> float:
+    def _unpacked_ratio(self, mapped_bytes: int) -> float:
         """How much more memory this rank's weights take than was expected: quantized ones may have been unpacked."""
         host_memory.call_c_library("malloc_trim", 0)
         taken = (host_memory.own_bytes() - self._own_bytes) / self._ranks_in_process
-        return max(1.0, taken / max(1, self._weights.rank))
+        return max(1.0, (taken + mapped_bytes) / max(1, self._weights.rank))
 
     def _check_weights_on_host(self) -> None:
         needed = self._all_weights(self._weights.whole)

@@ -120,6 +120,11 @@ class RunnerBase(ABC):
             num_ahead_tokens=kv_cache_config.num_ahead_tokens,
         )
 
+    @property
+    def mapped_bytes(self) -> int:
+        """The bytes of weights that are pages of a file."""
+        return self._model.mapped_bytes
+
     def reserved_bytes(self, peak_bytes: int) -> int:
         """Device bytes that `initialize` and later steps need besides the arena. The profile run needed `peak_bytes`."""
         specs = self.kv_cache_specs()

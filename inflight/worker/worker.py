@@ -29,6 +29,7 @@ from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
 from inflight.spec_decode.draft_model import load_draft_model
 from inflight.timeline import Event
+from inflight.weight_cache.background import BackgroundWork
 from inflight.worker.kv_transfers import make_transfers
 from inflight.worker.memory_budget import MemoryBudget
 from inflight.worker.model_runner import ModelRunner
@@ -41,6 +42,8 @@ from inflight.worker.startup import join_world, start_threads
 from inflight.worker.step_pipeline import StepPipeline
 
 T = TypeVar("T")
+
+WRITE_SECONDS = 4.0  # so long a rank that is shut down goes on writing packed weights
 
 
 class Worker(StepPipeline):
@@ -62,6 +65,7 @@ class Worker(StepPipeline):
         self._available_bytes: int | None = None
         self._has_warmed_up = False  # whether a step without requests has run
         self._kv_cache_config: KVCacheConfig | None = None
+        self._background = BackgroundWork()
         self._transfers: RankTransfers | None = None
         try:
             self._world = self._join(rendezvous)
@@ -116,6 +120,7 @@ class Worker(StepPipeline):
                     *(self._config, self._stage, self._tp, backend, device),
                     served_bytes=self._memory.served_bytes,
                     check_size=self._memory.check_beside,
+                    later=self._background,
                 ),
             )
         )
@@ -131,6 +136,7 @@ class Worker(StepPipeline):
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         if kv_cache_config != self._kv_cache_config or not self._has_warmed_up:
             self._compute(partial(self._initialize, kv_cache_config))
+            self._background.start(lambda: any(event.phase == "drain" for event in self._timeline.events()))
 
     @torch.inference_mode()
     def _initialize(self, kv_cache_config: KVCacheConfig) -> None:
@@ -251,6 +257,7 @@ class Worker(StepPipeline):
         if self._transfers is not None:
             self._transfers.close()  # after these steps, because loads wait for them
         self._profiler.close()
+        self._background.close(WRITE_SECONDS)
         self._runner = None
 
     def _join(self, rendezvous: Rendezvous | ThreadWorlds | None) -> World:
@@ -266,6 +273,7 @@ class Worker(StepPipeline):
             tp=self._tp,
             stage=self._stage,
             check_size=self._memory.check_before_loading,
+            later=self._background,
         )
 
     def _compute(self, task: Callable[[], T]) -> T:

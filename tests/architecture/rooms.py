@@ -61,11 +61,12 @@ _TABLE = """
   2b    attention          device kernels distributed
   2b    layers             device kernels distributed attention
   2b    models             device kernels distributed attention layers
-  2b    model_loader       device kernels distributed attention layers models
+  2b    weight_cache       kernels distributed layers models
+  2b    model_loader       device kernels distributed attention layers models weight_cache
   2b    sample             device kernels
-  2b    spec_decode        device kernels distributed attention layers models model_loader sample
+  2b    spec_decode        device kernels distributed attention layers models weight_cache model_loader sample
   2b    kv_connector       device
-  2b    worker             device kernels distributed attention layers models model_loader sample spec_decode kv_connector
+  2b    worker    device kernels distributed attention layers models weight_cache model_loader sample spec_decode kv_connector
 
   2c    processes
 

@@ -13,7 +13,12 @@ from tests.architecture.test_api_rooms import ROOMS
 _APIS = tuple(f"entrypoints/{room}/" for room in ROOMS)
 _HTTP = (*_APIS, "entrypoints/http/")
 OPTIONAL: dict[str, tuple[str, ...]] = {
-    "msgspec": ("interface/codec.py", "engine/process/kv_event_publisher.py", "structured_output/structural_tag.py"),
+    "msgspec": (
+        "interface/codec.py",
+        "engine/process/kv_event_publisher.py",
+        "structured_output/structural_tag.py",
+        "weight_cache/packed_file.py",
+    ),
     "llguidance": ("structured_output/llguidance_backend.py",),
     "gguf": ("config/gguf_types.py",),
     "triton": ("kernels/triton/",),

@@ -27,6 +27,8 @@ from inflight.device.core_waiting import SHARED
 from inflight.entrypoints.cli.command import command
 from inflight.errors import ConfigError
 from inflight.hub import EMBEDDED_MODEL
+from inflight.weight_cache.folder import CacheFolder
+from inflight.weight_cache.place import cache_path
 
 PACKAGES = "torch numpy safetensors tokenizers jinja2 huggingface_hub transformers triton typer ray tqdm".split()
 # Processor flags on which the choice of kernels depends: vector width, dot products in bfloat16 and int8, matrix tiles.
@@ -61,6 +63,7 @@ def make_report() -> Report:
         "packages": {name: _version(name) for name in PACKAGES},
         "cpu": _cpu(_read(Path("/proc/cpuinfo"))),
         "C++ kernels": kernel_facts(envs.cpu_kernels),
+        "packed weights": _packed_weights(),
         "memory": _memory(_read(Path("/proc/meminfo"))),
         "gpu": gpu_facts(read_cuda_facts),
         "torch": _torch(),
@@ -121,6 +124,15 @@ def kernel_facts(read_wanted: Callable[[], str]) -> dict[str, Any]:
         return {**facts, "used": open_kernels(wanted).instruction_set, "obstacle": "none"}
     except (ConfigError, KernelsUnavailableError) as error:
         return {**facts, "used": "none", "obstacle": f"{error}: plain torch is used, which is slower"}
+
+
+def _packed_weights() -> dict[str, Any]:
+    path = cache_path()
+    if path is None:
+        return {"folder": None}
+    entries = CacheFolder(path).entries()
+    size = sum(entry.num_bytes for entry in entries) / 1e9
+    return {"folder": str(path), "files": len(entries), "size": f"{size:.2f} GB"}
 
 
 def _cpu(cpuinfo: str) -> dict[str, Any]:

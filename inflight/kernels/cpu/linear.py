@@ -24,7 +24,8 @@ class PackedLinear:
     ) -> None:
         self.weight, self.dtype, self.packed = weight, dtype, packed
         self.num_columns = weight.out_features // 2 if weight.gate else weight.out_features
-        self._kernels, self._bias = kernels, bias
+        self.bias = bias
+        self._kernels = kernels
 
     def __call__(self, x: Tensor, out_dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """x [num_rows, in_features] -> [num_rows, num_columns], written to `out` if it is given. If the weight has floats, x

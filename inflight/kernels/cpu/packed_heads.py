@@ -20,7 +20,8 @@ class PackedHeads:
     def __init__(self, kernels: ctypes.CDLL, heads: Sequence[PackedLinear]) -> None:
         shapes = {(head.weight.in_features, head.weight.out_features, head.weight.gate, head.dtype) for head in heads}
         require(len(shapes) == 1 and heads[0].dtype in DTYPES, "heads need weights of one shape, in floats", shapes)
-        self._kernels, self._heads = kernels, heads  # they keep the memory to which the structs point
+        self._kernels = kernels
+        self.heads = heads  # they keep the memory to which the structs point
         self._weights = (LinearWeight * len(heads))(*(head.weight for head in heads))
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
@@ -31,7 +32,7 @@ class PackedHeads:
             *x.shape[:2],
             weight.out_features,
         )
-        fits = fits and x.stride(2) == out.stride(2) == 1 and x.dtype == out.dtype == self._heads[0].dtype
+        fits = fits and x.stride(2) == out.stride(2) == 1 and x.dtype == out.dtype == self.heads[0].dtype
         require(fits, "a linear layer of heads needs rows of its input features and memory for its results", x, out)
         self._kernels.inflight_linear_of_heads(
             x.data_ptr(),
