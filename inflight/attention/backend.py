@@ -18,11 +18,13 @@ from inflight.kernels.layer_ops import LayerOps
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """The constants of a layer's attention: scale, sliding window, soft cap, sinks, direction. They are the same in all steps.
+    """The constants of a layer's attention: scale, sliding window, soft cap, sinks, direction, position bias. They are the same
+    in all steps.
 
     A score is `scale * (query . key)`. With a `soft_cap` c, a score x becomes `c * tanh(x / c)`. Then keys that the query does
     not see are masked. With `sinks`, each query head has one more logit: it adds `exp(sink)` to the denominator of the softmax,
-    and it has no value.
+    and it has no value. With a `position_bias` of radius r, the score of the key at position k for the query at position q
+    gets `position_bias[head, r + d]` more, where d is k - q, or -r or r if it is less or more than that.
     """
 
     scale: float  # above 0
@@ -34,6 +36,8 @@ class AttentionParams:
     # whether a query of an image's token also sees the tokens behind it, up to the end of the image; see
     # `AttentionMetadata.with_ends`
     sees_whole_images: bool = False
+    # float32 [num_heads, 2 * radius + 1], contiguous, of this rank's heads, on the device; None: positions add nothing
+    position_bias: Tensor | None = None
 
 
 class HeadNorm(Protocol):

@@ -19,7 +19,7 @@ from inflight.interface.request import Int32Array
 from inflight.kernels.cpu.call_checks import require
 from inflight.kernels.cpu.functions import DTYPES, AttentionStep, HeadLayout
 from inflight.kernels.cpu.functions import AttentionParams as KernelParams
-from inflight.kernels.cpu.limits import attention_problem, require_attention
+from inflight.kernels.cpu.limits import attention_problem, require_attention, require_of_heads
 
 CACHE_DTYPES = {**DTYPES, torch.int8: 2}  # the values of `DType` in kernels.h
 SCALE_BYTES = 4  # of a head and a token in int8
@@ -90,9 +90,10 @@ class CpuPagedBackend(AttentionBackend):
     @staticmethod
     def kernel_params(params: AttentionParams) -> KernelParams:
         """Makes the struct that describes `params` to the kernel. `params` must be kept, because the struct has a pointer."""
-        sinks = params.sinks
-        pointer = None if sinks is None else sinks.data_ptr()
-        return KernelParams(params.scale, params.soft_cap or 0.0, pointer, params.is_causal, params.sees_whole_images)
+        bias = params.position_bias
+        pointers = (None if each is None else each.data_ptr() for each in (params.sinks, bias))
+        numbers = 0 if bias is None else bias.shape[1] // 2, params.is_causal, params.sees_whole_images
+        return KernelParams(params.scale, params.soft_cap or 0.0, *pointers, *numbers)
 
     def build_metadata(self, inputs: AttentionInputs, spec: KVCacheSpec) -> CpuPagedMetadata:
         inputs = copied(inputs)
@@ -171,10 +172,7 @@ class CpuPagedBackend(AttentionBackend):
             f"that fit the cache, whose block_size is {block_size}"
         )
         require(fit, needed, query, key, value, kv_cache)
-        sinks = params.sinks
-        if sinks is not None:
-            fit = sinks.shape == (num_heads,) and sinks.dtype == torch.float32 and sinks.is_contiguous()
-            require(fit, f"attention needs a sink in float32 for each of {num_heads} heads", sinks)
+        require_of_heads(num_heads, params.sinks, params.position_bias)
 
 
 def _num_kv_heads(kv_cache: torch.Tensor, value_dim: int | None) -> int:

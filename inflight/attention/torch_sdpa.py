@@ -101,7 +101,7 @@ class TorchSdpaBackend(AttentionBackend):
                     visible &= positions < ends[tokens, None]
                 else:
                     visible &= distances > (-1 if params.is_causal else -window)
-                output[tokens] = _attend(query[tokens], keys, values, visible, params)
+                output[tokens] = _attend(query[tokens], keys, values, visible, distances, params)
         return output
 
 
@@ -115,7 +115,12 @@ def _row(block_ids: np.ndarray, first_token: int, num_computed: int, seq_len: in
 
 
 def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, params: AttentionParams
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    visible: torch.Tensor,
+    distances: torch.Tensor,
+    params: AttentionParams,
 ) -> torch.Tensor:
     """query [num_queries, num_heads, head_dim]; keys, values [num_kv_heads, num_keys, head_dim] -> a tensor in query's shape.
 
@@ -126,8 +131,8 @@ def _attend(
     heads = query.reshape(len(query), num_kv_heads, per_head, -1).permute(1, 2, 0, 3)
     keys, values = (x[:, None].expand(-1, per_head, -1, -1) for x in (keys, values))
     # `heads` is [num_kv_heads, per_head, num_queries, head_dim]
-    if params.soft_cap is None and params.sinks is None:
+    if params.soft_cap is None and params.sinks is None and params.position_bias is None:
         found = F.scaled_dot_product_attention(heads, keys, values, attn_mask=visible, scale=params.scale)
     else:
-        found = attend_with_cap_and_sinks(heads, keys, values, visible, params)
+        found = attend_with_cap_and_sinks(heads, keys, values, visible, distances, params)
     return found.permute(2, 0, 1, 3).flatten(1, 2)

@@ -102,13 +102,15 @@ class NormNames:
 class LayerSpec:
     """One decoder layer. Layers with equal specifications are of one kind.
 
-    `has_scalar`: the layer's result is multiplied by a number of the checkpoint, `layer_scalar`.
+    `has_scalar`: the layer's result is multiplied by a number of the checkpoint, `layer_scalar`. `stored_layer`: the number of
+    the layer in the checkpoint whose weights this one has; layers with the same number share them in memory. None: its own.
     """
 
     mixer: MixerSpec
     mlp: MlpSpec
     norms: NormNames = NormNames()
     has_scalar: bool = False
+    stored_layer: int | None = None
 
     @property
     def attention(self) -> BaseAttentionSpec | None:

@@ -70,9 +70,12 @@ class MixerSpec(ABC):
     kind: str
     kv_layer: int | None = None
     reads: ClassVar[tuple[str, ...]] = ()
-    only_on_cpu: ClassVar[str] = ""
     by_transformers_on_gpu: ClassVar[bool] = False
     depends_on_chunks: ClassVar[bool] = False
+
+    @property
+    def only_on_cpu(self) -> str:
+        return ""
 
     @property
     @abstractmethod
@@ -148,6 +151,23 @@ class BaseAttentionSpec(MixerSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PositionBiasSpec:
+    """A learned number for each head and each bucket of distances between query and key, which is added to the score. All
+    layers have the same. Half of the buckets are for keys behind the query. From `max_distance` on, distances share the last
+    bucket (arXiv:1910.10683, section 2.1).
+
+    Attributes:
+        name: of the table in the checkpoint, [num_buckets, num_heads].
+        radius: the distance up to which the layer has a number for each distance.
+    """
+
+    name: str
+    num_buckets: int
+    max_distance: int
+    radius: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionSpec(BaseAttentionSpec):
     """Attention with keys and values of each key/value head.
 
@@ -156,6 +176,7 @@ class AttentionSpec(BaseAttentionSpec):
     output of each query head is multiplied by sigmoid(gate). The checkpoint's `q_proj` has the gates of each head behind its
     queries. `has_value_norm`: values get an RMSNorm without weights. `values_are_keys`: values are the keys before their norm
     and rotation. `has_sinks`: each query head has one more logit in its softmax, which belongs to no key and has no value.
+    `position_bias`: what the distance between query and key adds to a score.
     """
 
     kind: Literal["attention"] = "attention"
@@ -167,6 +188,13 @@ class AttentionSpec(BaseAttentionSpec):
     values_are_keys: bool = False
     has_sinks: bool = False
     kv_layer: int | None = None
+    position_bias: PositionBiasSpec | None = None
+
+    @property
+    def only_on_cpu(self) -> str:
+        if self.position_bias is None:
+            return ""
+        return "attention with a bias of positions, which runs on CPUs only so far; use device='cpu'"
 
     @property
     def num_features(self) -> int:

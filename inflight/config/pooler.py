@@ -94,8 +94,9 @@ class ClassHead:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskHead:
-    """The names of the head of a family's class for masked tokens (`...ForMaskedLM`): a layer of the hidden size with the
-    family's activation, its LayerNorm, and the layer for the vocabulary, which may share the weights of the embedding."""
+    """The names of the head of a family's class for masked tokens (`...ForMaskedLM`): a layer of the hidden size with an
+    activation, its LayerNorm, and the layer for the vocabulary, which may share the weights of the embedding.
+    `activation_field`: the field of config.json with the activation; "": it is GELU."""
 
     dense: str
     norm: str
@@ -104,7 +105,7 @@ class MaskHead:
     activation_field: str = "hidden_act"
 
     def layers(self, fields: JsonFields, hidden_size: int, vocab_size: int) -> tuple[DenseSpec, ...]:
-        activation = fields.text(self.activation_field, "gelu")
+        activation = fields.text(self.activation_field, "gelu") if self.activation_field else "gelu"
         if activation not in ("gelu", "relu", "silu"):
             raise fields.refusal(f"{self.activation_field}={activation!r} is not supported in a head for masked tokens")
         is_tied = fields.boolean("tie_word_embeddings", True)

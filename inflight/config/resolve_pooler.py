@@ -12,6 +12,7 @@ from typing import Any
 
 from inflight.config.architecture import TRANSFORMERS, ModelArchitecture
 from inflight.config.engine_args import EngineArgs
+from inflight.config.families import ENCODERS
 from inflight.config.families.vision_family import without_vision
 from inflight.config.json_fields import JsonFields
 from inflight.config.parse_architecture import family_of
@@ -155,9 +156,9 @@ def _mask_head(architecture: ModelArchitecture, fields: JsonFields) -> tuple[Den
     name = next((name for name in fields.name_or_names("architectures") if name.endswith("ForMaskedLM")), "")
     family = family_of(name) if name else None
     if family is None or family.mask_head is None:
+        known = [f"{base_and_end(each.architecture)[0]}ForMaskedLM" for each in ENCODERS if each.mask_head is not None]
         raise UnsupportedModelError(
-            "sparse vectors need a BertForMaskedLM or DistilBertForMaskedLM; config.json says that the model is a "
-            f"{_names(fields)}"
+            f"sparse vectors need a {', '.join(known)}; config.json says that the model is a {_names(fields)}"
         )
     return family.mask_head.layers(fields, architecture.hidden_size, architecture.vocab_size)
 

@@ -1,4 +1,5 @@
-"""`make_embedding`: the embedding of a model. `PlacedEmbedding`: one with learned embeddings of a token's position and type."""
+"""`make_embedding`: the embedding of a model. `PlacedEmbedding`: one with learned embeddings of a token's position and type.
+`ProjectedEmbedding`: one of another size than the hidden size."""
 
 import torch
 import torch.nn.functional as F
@@ -7,6 +8,9 @@ from torch import Tensor, nn
 from inflight.config.added_embeddings import AddedEmbeddingsSpec
 from inflight.config.architecture import ModelArchitecture
 from inflight.layers.context import LayerContext
+from inflight.layers.layer_norm import LayerNorm
+from inflight.layers.linear import ColumnParallelLinear
+from inflight.layers.sharding import OutputShard
 from inflight.layers.vocab import VocabParallelEmbedding
 from inflight.layers.weights import WeightSlot, WeightSlots
 
@@ -44,10 +48,39 @@ class PlacedEmbedding(VocabParallelEmbedding):
         return embedded
 
 
+class ProjectedEmbedding(PlacedEmbedding):
+    """The sum of the embeddings has `size` numbers. It is normed, and every rank projects all of it to the hidden size."""
+
+    def __init__(
+        self, architecture: ModelArchitecture, spec: AddedEmbeddingsSpec, size: int, context: LayerContext
+    ) -> None:
+        super().__init__(architecture.vocab_size, size, spec, context)
+        self.norm = LayerNorm(size, architecture.rms_norm_eps, context, has_bias=True)
+        whole = OutputShard(total=architecture.hidden_size, start=0, size=architecture.hidden_size)
+        self.projection = ColumnParallelLinear(size, {"embedding_projection": whole}, bias=True, context=context)
+
+    def weight_slots(self, prefix: str) -> WeightSlots:
+        yield from super().weight_slots(prefix)
+        block = prefix.rpartition(".")[0]
+        yield from self.norm.weight_slots(f"{block}.embedding_norm")
+        yield from self.projection.weight_slots(f"{block}.projection")
+
+    def finish_loading(self) -> None:
+        super().finish_loading()
+        self.projection.finish_loading()
+
+    def embed(self, input_ids: Tensor, positions: Tensor, token_types: Tensor | None) -> Tensor:
+        normed = self.norm(super().embed(input_ids, positions, token_types))
+        projected: Tensor = self.projection(normed)
+        return projected
+
+
 def make_embedding(architecture: ModelArchitecture, context: LayerContext) -> VocabParallelEmbedding:
     sizes = architecture.vocab_size, architecture.hidden_size
     added = architecture.added_embeddings
     if added is None:
         return VocabParallelEmbedding(*sizes, context)
     assert architecture.embedding_scale == 1.0, "no family scales such embeddings"
+    if added.factor_size is not None:
+        return ProjectedEmbedding(architecture, added, added.factor_size, context)
     return PlacedEmbedding(*sizes, added, context)

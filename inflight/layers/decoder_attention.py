@@ -12,6 +12,7 @@ from inflight.layers.attention import Attention
 from inflight.layers.attention_sinks import AttentionSinks
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.mixer import Mixer, MixerPlace
+from inflight.layers.position_bias import add_bias
 from inflight.layers.qk_norm import QKNorm, WholeQKNorm
 from inflight.layers.sharding import OutputShard, fused, head_shard, repeat_order, row_order
 
@@ -74,6 +75,7 @@ class DecoderAttention(Mixer):
             backend=context.backend,
             owner=owner,
         )
+        self.position_bias = None if spec.position_bias is None else add_bias(self.attn, spec, context)
 
     def forward(self, hidden: Tensor, step: LayerStep, rows: Tensor | None) -> Tensor:
         num_tokens = hidden.shape[0]

@@ -26,6 +26,7 @@ from inflight.layers.vocab import LogitsHead
 from inflight.layers.weights import Loadable
 from inflight.models.causal_lm import CausalLM, ModelStep
 from inflight.models.decoder_layer import DecoderLayer
+from inflight.models.shared_layers import SharedLayers
 from inflight.models.taped_layers import TapedLayers
 from inflight.models.vision.tower import VisionTower
 from inflight.models.vision.towers import make_tower
@@ -67,6 +68,7 @@ class DecoderForCausalLM(CausalLM):
             )
             layers.append(DecoderLayer(place))
         self.layers = nn.ModuleList(layers)
+        self.shared = SharedLayers(layers, architecture.layers[stage.start : stage.stop], stage.start)
         sizes = hidden_size, architecture.rms_norm_eps
         self.token_inputs: TokenInputs | None = None
         if architecture.token_inputs is not None:
@@ -148,9 +150,7 @@ class DecoderForCausalLM(CausalLM):
             units += self.tower.load_units()
         if self.token_inputs is not None:
             units.append(("model.token_inputs", self.token_inputs))
-        for index, layer in enumerate(self.layers, self.stage.start):
-            assert isinstance(layer, DecoderLayer)
-            units += [*layer.separate_units(f"model.layers.{index}"), (f"model.layers.{index}", layer)]
+        units += self.shared.load_units()
         if self.stage.is_last:
             units.append((self.norm_name, self.norm))
         if self.lm_head is not None:

@@ -39,7 +39,7 @@ EDGES = {
         *("kv_cache/window_group.py", "kv_cache/partings.py", "layers/qk_norm.py"),
         *("kernels/swiglu_oai.py", "layers/attention_sinks.py", "attention/torch_cap_and_sinks.py"),
         *("layers/layer_norm.py", "layers/plain_mlp.py", "config/plain_mlp.py", "layers/added_embeddings.py"),
-        "layers/token_inputs.py",
+        *("layers/token_inputs.py", "layers/position_bias.py", "models/shared_layers.py"),
         *("config/whole_prompts.py", "config/added_embeddings.py", "kernels/encoder_ops.py"),
     ),
     "images": (

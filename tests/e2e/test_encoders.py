@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from inflight import ConfigError
 from inflight.config.pooler import CLS, MEAN
@@ -37,6 +40,21 @@ def test_embeddings_are_those_of_transformers(family: str, tmp_path: Path) -> No
     np.testing.assert_allclose(np.stack(usual), np.stack(truth(folder, CLS)), atol=2e-5)
     means = embeddings(folder, TEXTS, pooler_config={"pooling_type": MEAN}, max_model_len=300)
     np.testing.assert_allclose(np.stack(means), np.stack(truth(folder, MEAN)), atol=2e-5)
+
+
+@pytest.mark.parametrize("family", [family for family in ENCODER_CONFIGS if family not in ("eurobert", "gemma3")])
+@pytest.mark.parametrize("kind", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
+def test_classes_are_those_of_transformers(family: str, kind: Any, tmp_path: Path) -> None:
+    config = copy.deepcopy(ENCODER_CONFIGS[family][0])
+    config.num_labels = 3
+    folder = write_encoder(config, tmp_path / "model", seed=8, kind=kind)
+    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with engine(folder) as llm:
+        found = llm.encode(TEXTS, use_tqdm=False)
+    for output, text in zip(found, TEXTS, strict=True):
+        with torch.no_grad():
+            theirs = model(torch.tensor([text])).logits[0].softmax(-1)
+        np.testing.assert_allclose(output.outputs.data, theirs.numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("arguments", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"max_num_seqs": 1}])

@@ -9,21 +9,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig, DistilBertConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    BertConfig,
+    DistilBertConfig,
+    MPNetConfig,
+    PreTrainedModel,
+    RobertaConfig,
+)
 
 from inflight import InvalidRequestError, PoolingParams
 from inflight.errors import UnsupportedModelError
 from tests.e2e.test_pooling import embeddings, engine, prompts, qwen3, save
 
 VOCAB = 320
-BERT = BertConfig(
-    vocab_size=VOCAB,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    max_position_embeddings=256,
-)
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+BERT = BertConfig(**SIZES)
 DISTILBERT = DistilBertConfig(
     vocab_size=VOCAB, dim=64, hidden_dim=96, n_layers=2, n_heads=4, max_position_embeddings=256, activation="relu"
 )
@@ -50,8 +59,14 @@ def truth(model: PreTrainedModel, prompt: list[int], activation: str) -> np.ndar
 
 @pytest.mark.parametrize(
     ("config", "activation"),
-    [(BERT, "relu"), (BERT, "log1p_relu"), (DISTILBERT, "relu")],
-    ids=["bert", "log1p", "distilbert"],
+    [
+        (BERT, "relu"),
+        (BERT, "log1p_relu"),
+        (DISTILBERT, "relu"),
+        (RobertaConfig(**SIZES), "relu"),
+        (MPNetConfig(**SIZES), "relu"),
+    ],
+    ids=["bert", "log1p", "distilbert", "roberta", "mpnet"],
 )
 def test_vectors_are_those_of_transformers(tmp_path: Path, config: Any, activation: str) -> None:
     model = save(AutoModelForMaskedLM, config, tmp_path)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
+    AlbertConfig,
     AutoModel,
     BertConfig,
     CamembertConfig,
@@ -21,6 +22,7 @@ from transformers import (
     EuroBertConfig,
     Gemma3TextConfig,
     ModernBertConfig,
+    MPNetConfig,
     NomicBertConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -72,6 +74,15 @@ ENCODER_CONFIGS: dict[str, list[PreTrainedConfig]] = {
     "xlm-roberta": [XLMRobertaConfig(**_LONG, type_vocab_size=1)],
     "camembert": [CamembertConfig(**_LONG, type_vocab_size=1)],
     "distilbert": [DistilBertConfig(**_DISTIL), DistilBertConfig(**_DISTIL, sinusoidal_pos_embds=True)],
+    "mpnet": [
+        MPNetConfig(**_LONG),
+        MPNetConfig(**{**_LONG, "num_attention_heads": 2}, hidden_act="relu"),
+        MPNetConfig(**{**_LONG, "hidden_size": 60, "num_attention_heads": 3}),  # not for the kernel
+    ],
+    "albert": [
+        AlbertConfig(**_COMMON, embedding_size=32),
+        AlbertConfig(**{**_COMMON, "num_hidden_layers": 5}, embedding_size=48, num_hidden_groups=2, hidden_act="gelu"),
+    ],
     "modernbert": [
         ModernBertConfig(**{**_COMMON, "num_hidden_layers": 4}, local_attention=18),
         ModernBertConfig(

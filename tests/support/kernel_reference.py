@@ -29,6 +29,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     is_causal: bool = True,
     ends: Tensor | None = None,
+    position_bias: Tensor | None = None,
 ) -> Tensor:
     """Computes attention for the last tokens of each row (sequence) over the row's blocks. The blocks already hold all
     keys and values of the row, also those of the last tokens.
@@ -46,6 +47,8 @@ def paged_attention(
             `p + sliding_window`.
         ends: `[num_tokens]`, if given: each query sees the keys before this position, whatever `is_causal` is; with a window,
             those above `p - sliding_window`.
+        position_bias: `[num_heads, 2 * radius + 1]`: what is added to the score of a key that is d behind its query, at
+            `radius + d`; distances beyond the radius count as the radius.
     """
     block_size, num_kv_heads = key_cache.shape[1:3]
     per_head = query.shape[1] // num_kv_heads
@@ -73,6 +76,10 @@ def paged_attention(
             scores = torch.einsum("qhgd,khd->hgqk", heads, keys[used]) * scale
             if soft_cap is not None:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
+            if position_bias is not None:
+                radius = position_bias.shape[1] // 2
+                bias = position_bias.to(scores.dtype)[:, (seen[used] - position).clamp(-radius, radius) + radius]
+                scores = scores + bias.view(num_kv_heads, per_head, *bias.shape[1:])
             scores = scores.masked_fill(~visible[:, used], -torch.inf)
             if sinks is not None:
                 sinks = sinks.to(scores.dtype).view(num_kv_heads, per_head, 1, 1)

@@ -14,7 +14,7 @@ NAMES = """
 VISION_NAMES = """
     idefics3 smolvlm qwen3_vl qwen3_vl_moe qwen2_5_vl qwen3_5_vision qwen3_5_moe_vision gemma3_vision gemma4_vision
 """.split()
-ENCODER_NAMES = "bert roberta xlm_roberta camembert distilbert modernbert nomic_bert eurobert".split()
+ENCODER_NAMES = "bert roberta xlm_roberta camembert distilbert mpnet albert modernbert nomic_bert eurobert".split()
 FAMILIES: tuple[Family, ...] = tuple(import_module(f"{__name__}.{name}").FAMILY for name in NAMES)
 # These have no head for tokens. The hidden states of their last layer are pooled.
 ENCODERS: tuple[Family, ...] = tuple(import_module(f"{__name__}.{name}").FAMILY for name in ENCODER_NAMES)

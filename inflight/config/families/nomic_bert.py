@@ -13,11 +13,13 @@ from inflight.config.families.encoder_fields import (
     fields_from_gguf,
     layers_with_norms_behind,
     make_encoder,
+    one_dense,
     read_activation,
     refuse_decoder,
 )
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
+from inflight.config.pooler import ClassHead
 
 # The published config.json has fields of a code of its own. transformers writes tensors under the names of that code, too.
 _FIELDS = {
@@ -111,4 +113,5 @@ FAMILY = Family(
         "attn_output_norm": "post_attention_layernorm",
         "layer_output_norm": "post_mlp_layernorm",
     },
+    class_head=ClassHead(last="classifier", before=one_dense("pooler.dense", "tanh")),
 )

@@ -5,7 +5,7 @@ from inflight.config.families.bert import read_bert
 from inflight.config.families.encoder_fields import one_dense
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
-from inflight.config.pooler import ClassHead
+from inflight.config.pooler import ClassHead, MaskHead
 
 
 def read_roberta(fields: FamilyFields) -> ModelArchitecture:
@@ -14,10 +14,18 @@ def read_roberta(fields: FamilyFields) -> ModelArchitecture:
 
 
 CLASS_HEAD = ClassHead(last="classifier.out_proj", before=one_dense("classifier.dense", "tanh"))
+MASK_HEAD = MaskHead(
+    dense="lm_head.dense",
+    norm="lm_head.layer_norm",
+    decoder="lm_head.decoder",
+    bias="lm_head.bias",
+    activation_field="",
+)
 FAMILY = Family(
     architecture="RobertaModel",
     others=("RobertaForMaskedLM", "RobertaForSequenceClassification", "RobertaForTokenClassification"),
     model_type="roberta",
     parse=read_roberta,
     class_head=CLASS_HEAD,
+    mask_head=MASK_HEAD,
 )

@@ -1,7 +1,7 @@
 """XLM-RoBERTa (arXiv:1911.02116), multilingual E5, BGE-M3: as RoBERTa."""
 
 from inflight.config.families.family import Family
-from inflight.config.families.roberta import CLASS_HEAD, read_roberta
+from inflight.config.families.roberta import CLASS_HEAD, MASK_HEAD, read_roberta
 
 FAMILY = Family(
     architecture="XLMRobertaModel",
@@ -9,4 +9,5 @@ FAMILY = Family(
     model_type="xlm-roberta",
     parse=read_roberta,
     class_head=CLASS_HEAD,
+    mask_head=MASK_HEAD,
 )

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 
 #include "attention_cells.h"
 #include "attention_tiles.h"
@@ -140,6 +141,7 @@ struct Attention {
             const int row = (head - tile.first_head) * rows_of_head, end_row = row + rows_of_head;
             score(queries, keys, key_scales, first, end, row, end_row, scores, ahead);
             if (params.soft_cap > 0) cap_scores(scores, first, end, row, end_row);
+            if (params.position_bias != nullptr) add_position_bias(tile, chunk, scores, first, end, row, end_row);
             float factors[kTileRows], weight_scales[kTileRows];
             for (int i = row; i < end_row; i++) {
                 const int query_row = tile.first + i - row;
@@ -179,6 +181,27 @@ struct Attention {
             for (float *at = scores + i * kChunkKeys + first * kLanes, *to = scores + i * kChunkKeys + end * kLanes; at < to;
                  at += kLanes)
                 store(at, mul(cap, hyperbolic_tangent(load(at))));
+    }
+
+    // Adds the bias of each key's distance from the query to scores that are exponents of 2.
+    __attribute__((noinline)) void add_position_bias(
+        const Tile& tile, const Chunk& chunk, float* scores, int first, int end, int row, int end_row) const {
+        const int radius = params.bias_radius, size = 2 * radius + 1;
+        const VecF factor = splat(kLog2E);
+        for (int i = row; i < end_row; i++) {
+            const float* bias = params.position_bias + static_cast<int64_t>(query_head(tile, i)) * size;
+            const int query = position(tile.row, tile.first + i % tile.rows_of_head());
+            for (int vector = first; vector < end; vector++) {
+                float* at = scores + i * kChunkKeys + vector * kLanes;
+                const int place = chunk.origin + vector * kLanes - query + radius;  // of the vector's first key, in `bias`
+                if (place >= 0 && place + kLanes <= size) {
+                    store(at, fma(load(bias + place), factor, load(at)));
+                    continue;
+                }
+                for (int lane = 0; lane < kLanes; lane++)
+                    at[lane] = std::fma(bias[std::clamp(place + lane, 0, size - 1)], kLog2E, at[lane]);
+            }
+        }
     }
 
     void weigh(

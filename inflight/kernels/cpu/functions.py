@@ -37,7 +37,11 @@ class HeadLayout(ctypes.Structure):
 class AttentionParams(ctypes.Structure):
     """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
 
-    _fields_ = _fields((c_float, "scale soft_cap"), (c_void_p, "sinks"), (c_int32, "is_causal sees_whole_images"))
+    _fields_ = _fields(
+        (c_float, "scale soft_cap"),
+        (c_void_p, "sinks position_bias"),
+        (c_int32, "bias_radius is_causal sees_whole_images"),
+    )
 
 
 class LinearWeight(ctypes.Structure):

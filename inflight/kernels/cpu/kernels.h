@@ -52,6 +52,10 @@ struct AttentionParams {  // what a layer's attention computes besides the produ
     float scale;                   // of the scores; above 0
     float soft_cap;                // c: a score x becomes c * tanh(x / c); 0: it stays x
     const float* sinks;            // for each query head, one more logit in the denominator of the softmax; null: there is none
+    // [num_heads, 2 * bias_radius + 1], or null: what is added to the score of a key that is d behind its query, at
+    // bias_radius + d; a distance of more than bias_radius counts as bias_radius
+    const float* position_bias;
+    int32_t bias_radius;
     int32_t is_causal;             // if 0, a query also sees the keys behind its own: with a window, those less than it away
     int32_t sees_whole_images;     // if not 0, `AttentionStep::ends` says how far a query sees
 };

@@ -39,6 +39,7 @@ class Case:
     has_sinks: bool = False
     value_dim: int | None = None  # if given, values are the first so many elements of the keys
     is_causal: bool = True
+    bias_radius: int | None = None  # up to which distance positions have biases of their own; None: there are none
     has_images: bool = False  # the layers see whole images, of which the steps have some
 
     @property
@@ -84,7 +85,8 @@ class World:
         self.random = np.random.default_rng(case.seed)
         self.generator = torch.Generator().manual_seed(case.seed)
         # as large as the scores of many keys together
-        sinks = (3 + 3 * self._draw(case.num_kv_heads * case.per_head)).float() if case.has_sinks else None
+        num_heads = case.num_kv_heads * case.per_head
+        sinks = (3 + 3 * self._draw(num_heads)).float() if case.has_sinks else None
         self.params = AttentionParams(
             1 / math.sqrt(case.head_dim),
             case.window,
@@ -93,6 +95,7 @@ class World:
             case.value_dim,
             case.is_causal or case.has_images,
             case.has_images,
+            None if case.bias_radius is None else self._draw(num_heads, 2 * case.bias_radius + 1).float(),
         )
         totals = np.sum(case.steps, axis=0)
         self.computed = np.zeros(len(totals), dtype=np.int32)
@@ -200,6 +203,7 @@ class World:
             sinks=self.params.sinks,
             is_causal=self.case.is_causal,
             ends=self.ends,
+            position_bias=self.params.position_bias,
         )[..., : self.case.value_dim]
 
     def run(self) -> float:

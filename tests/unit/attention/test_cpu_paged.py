@@ -45,9 +45,8 @@ def covered(**factors: list[Any]) -> pytest.MarkDecorator:
 
 
 def bent(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: row[name] for name in ("soft_cap", "has_sinks", "value_dim", "is_causal", "has_images") if name in row
-    }
+    names = "soft_cap", "has_sinks", "value_dim", "is_causal", "has_images", "bias_radius"
+    return {name: row[name] for name in names if name in row}
 
 
 @pytest.fixture(params=INSTRUCTION_SETS_HERE)
@@ -74,6 +73,7 @@ def kernel_cases(draw: st.DrawFn) -> Case:
         kv_cache_dtype=draw(st.sampled_from([None, torch.int8])),
         soft_cap=draw(st.sampled_from([None, 0.7, 50.0])),
         has_sinks=draw(st.booleans()),
+        bias_radius=draw(st.sampled_from([None, 0, 5, 40, 400])),
     )
 
 
@@ -106,6 +106,7 @@ LONG = Case(
     value_dim=[None, 16],
     is_causal=[True, False],
     has_images=[False, True],
+    bias_radius=[None, 60, 1400],
 )
 def test_contexts_of_several_splits(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """With eight threads the few long rows are shared, and merged."""
@@ -135,6 +136,7 @@ def test_int8_stays_near_what_was_given(instruction_set: str) -> None:
     value_dim=[None, 16],
     is_causal=[True, False],
     has_images=[False, True],
+    bias_radius=[None, 60, 1400],
 )
 def test_many_short_rows_and_heads_at_once(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of several heads; threads that take their next tile early."""
@@ -267,7 +269,12 @@ def test_results_that_wait_to_be_merged_take_little_memory(name: str, monkeypatc
 
 
 @covered(
-    window=[None, 200], soft_cap=[None, 0.7], has_sinks=[False, True], value_dim=[None, 16], is_causal=[True, False]
+    window=[None, 200],
+    soft_cap=[None, 0.7],
+    has_sinks=[False, True],
+    value_dim=[None, 16],
+    is_causal=[True, False],
+    bias_radius=[None, 60, 1400],
 )
 def test_a_row_is_the_same_bit_for_bit_in_any_company(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole, in chunks, beside others, on one thread or eight."""

@@ -60,6 +60,13 @@ def test_soft_cap_and_sinks(dtype: torch.dtype, window: int | None, soft_cap: fl
         assert world(case).run() < {torch.bfloat16: 2e-2, torch.float32: 1e-5}[dtype]
 
 
+@pytest.mark.parametrize("bias_radius", [0, 5, 200])
+def test_biases_of_positions(bias_radius: int) -> None:
+    for is_causal in (True, False):
+        case = dataclasses.replace(CASE, dtype=torch.float32, bias_radius=bias_radius, is_causal=is_causal)
+        assert world(case).run() < 1e-5
+
+
 @pytest.mark.parametrize("window", [None, 6])
 def test_values_that_are_elements_of_the_keys(window: int | None) -> None:
     assert world(dataclasses.replace(CASE, value_dim=10, window=window)).run() < 1e-5

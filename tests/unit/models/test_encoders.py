@@ -71,7 +71,7 @@ def test_bfloat16(family: str, tmp_path: Path) -> None:
 @KERNELS
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", ["bert", "modernbert", "nomic_bert", "gemma3"])
+@pytest.mark.parametrize("family", ["bert", "mpnet", "albert", "modernbert", "nomic_bert", "gemma3"])
 def test_a_text_is_the_same_bit_for_bit_in_any_batch(
     family: str, dtype: torch.dtype, quantization: str | None, tmp_path: Path
 ) -> None:
@@ -116,6 +116,15 @@ def test_checkpoints_with_a_head(family: str, kind: Any, tmp_path: Path) -> None
     folder = write_encoder(ENCODER_CONFIGS[family][0], tmp_path / "model", seed=9, kind=kind)
     texts = texts_of((5, 30))
     assert difference(Encoder(folder)(texts), reference_hidden(folder, texts)) < 1e-4
+
+
+def test_layers_that_share_their_weights_hold_them_once(tmp_path: Path) -> None:
+    encoder = Encoder(write_encoder(ENCODER_CONFIGS["albert"][1], tmp_path / "model", seed=1))
+    assert isinstance(encoder.model, DecoderForCausalLM)
+    layers: Any = encoder.model.layers  # Any: of torch
+    for part in (lambda layer: layer.self_attn.qkv_proj, lambda layer: layer.mlp.down_proj):
+        assert [part(layer) is part(layers[0]) for layer in layers] == [True, True, True, False, False]
+        assert part(layers[3]) is part(layers[4])
 
 
 def test_old_names_of_norms_and_stored_buffers(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ def attention(kernels: Kernels) -> Iterator[Call]:
     for block_size in (8, 16, 24, 48):
         yield attend(kernels, 32, BFLOAT16, INT8, STEPS, block_size=block_size, is_supported=block_size % 16 == 0)
     yield attend(kernels, 32, BFLOAT16, BFLOAT16, STEPS, per_head=1, window=3, soft_cap=5.0, has_sinks=True)
+    for bias_radius in (0, 5, 200):
+        yield attend(kernels, 32, FLOAT32, FLOAT32, [*STEPS, *LONG_STEPS], bias_radius=bias_radius, is_causal=False)
     for window in (None, 3):
         yield attend(kernels, 32, BFLOAT16, BFLOAT16, [*STEPS, *LONG_STEPS], window=window, is_causal=False)
         yield attend(kernels, 32, BFLOAT16, BFLOAT16, [*STEPS, *LONG_STEPS], window=window, has_images=True)
@@ -77,6 +79,7 @@ def attend(
     has_sinks: bool = False,
     is_causal: bool = True,
     has_images: bool = False,
+    bias_radius: int | None = None,
     num_threads: int = 1,
     is_supported: bool = True,
 ) -> Call:
@@ -116,7 +119,8 @@ def attend(
             memory.normal(num_tokens, n, head_dim, dtype=dtype) for n in (num_heads, *[num_kv_heads] * 2)
         )
         sinks = memory.normal(num_heads) if has_sinks else None
-        params = AttentionParams(0.3, window, soft_cap, sinks, value_dim, is_causal, has_images)
+        bias = None if bias_radius is None else memory.normal(num_heads, 2 * bias_radius + 1)
+        params = AttentionParams(0.3, window, soft_cap, sinks, value_dim, is_causal, has_images, bias)
         backend.forward(query, key, value if value_dim is None else key[:, :0], LayerCache(view, metadata, params))
         if is_supported:
             assert backend.scratch_bytes(spec, per_head=per_head, num_threads=1) > 0
@@ -132,6 +136,7 @@ def attend(
     name = f"attention heads of {head_dim} (values {value_dim}), {dtype}, cache {cache_dtype}, blocks of {block_size}"
     name += "" if is_causal else f", both directions, window {window}"
     name += f", images, window {window}" if has_images else ""
+    name += "" if bias_radius is None else f", biases of positions up to {bias_radius}"
     return Call(f"{name}, {len(steps[0])} rows, {num_threads} threads", run, is_supported)
 
 

@@ -122,6 +122,7 @@ def attend(
     block_size: int = 16,
     value_dim: int | None = None,
     num_sinks: int | None = None,
+    bias: Tensor | None = None,
     change: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> None:
     """By default a call that the kernel supports. `change` changes the keys."""
@@ -131,7 +132,8 @@ def attend(
     metadata = backend.build_metadata(AttentionInputs(**dict(zip(names, arrays, strict=True))), spec)
     num_values = num_values if num_values is not None else num_new if value_dim is None else 0
     query, key, value = (zeros(num_tokens, n, head_dim, dtype=dtype) for n in (num_heads, num_new, num_values))
-    params = AttentionParams(1.0, sinks=None if num_sinks is None else zeros(num_sinks), value_dim=value_dim)
+    sinks = None if num_sinks is None else zeros(num_sinks)
+    params = AttentionParams(1.0, sinks=sinks, value_dim=value_dim, position_bias=bias)
     backend.forward(
         query, change(key), value, LayerCache(view_of(spec_of()) if cache is None else cache, metadata, params)
     )
@@ -145,6 +147,7 @@ def test_what_the_attention_kernel_supports_reaches_it() -> None:
         {},
         {"num_new": 0},
         {"num_sinks": 4},
+        {"bias": zeros(4, 7)},
         {"cache": LATENT, "value_dim": 16, "num_new": 1},
         {"cache": view_of(spec_of(dtype="int8"))},
         {"cache": view_of(spec_of(dtype="bfloat16")), "dtype": BFLOAT16},
@@ -169,6 +172,9 @@ def test_what_the_attention_kernel_supports_reaches_it() -> None:
         ({"change": lambda key: key[:4]}, "queries, keys and values of 5 tokens"),
         ({"change": lambda key: key.to(BFLOAT16)}, "in one dtype"),
         ({"change": lambda key: key.transpose(1, 2).contiguous().transpose(1, 2)}, "heads side by side"),
+        ({"bias": zeros(3, 7)}, "biases in float32 for an odd number of distances, for each of 4 heads"),
+        ({"bias": zeros(4, 8)}, "biases in float32 for an odd number of distances, for each of 4 heads"),
+        ({"bias": zeros(4, 7, dtype=BFLOAT16)}, "biases in float32"),
         ({"num_sinks": 3}, "a sink in float32 for each of 4 heads"),
         ({"cache": LATENT, "value_dim": 24, "num_new": 1}, "multiple of 16 below that of the keys, 32, not 24"),
         ({"cache": LATENT, "value_dim": 32, "num_new": 1}, "multiple of 16 below that of the keys, 32, not 32"),
