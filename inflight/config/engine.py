@@ -144,6 +144,7 @@ class ParallelConfig:
     `served` are the numbers of all replicas that the same front ends have. If the front ends are on another machine, `head`
     is its address, `terms` is what must be the same on both machines, as name -> value, and `headless` is a random name of
     the process that runs the replicas there.
+    `all2all_backend`: how ranks exchange tokens, if each has whole experts; None: each has a part of every expert.
     `routes_by_prefix`: requests go to replicas that have cached their prompt, unless these have too much to do.
     """
 
@@ -161,6 +162,7 @@ class ParallelConfig:
     terms: dict[str, str] = field(default_factory=dict)
     headless: str = ""
     routes_by_prefix: bool = False
+    all2all_backend: str | None = None
 
     @property
     def places(self) -> tuple[Place, ...]:

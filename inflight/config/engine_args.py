@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from inflight.config.expert_args import ExpertArgs
 from inflight.config.image_args import ImageArgs
 from inflight.config.milliseconds import parse_milliseconds, time_problem
 from inflight.config.replica_conflicts import MAX_LOCAL_REPLICAS, replica_conflicts
@@ -36,7 +37,7 @@ _PORT = {"bounds": (1, 65535), "metavar": "PORT"}
 
 @names_unknown(UnknownArgumentError)
 @dataclass(frozen=True, kw_only=True)
-class EngineArgs(ImageArgs):
+class EngineArgs(ImageArgs, ExpertArgs):
     """Arguments of `LLM`, and options of every command that runs a model. None and "auto" leave the choice to `resolve.py`.
     Sizes may be texts, as on the command line: "200M" bytes, "32k" tokens.
 
@@ -398,6 +399,7 @@ class EngineArgs(ImageArgs):
 
     def _conflicts(self) -> Iterator[str]:
         yield from self.image_problems()
+        yield from self.expert_problems()
         backend = self.distributed_executor_backend
         if backend is not None and backend not in _EXECUTORS and not _QUALIFIED_NAME.fullmatch(backend):
             yield (

@@ -24,6 +24,7 @@ from inflight.config.engine import (
     SchedulerConfig,
 )
 from inflight.config.engine_args import EngineArgs
+from inflight.config.expert_parallel import choose_all2all_backend, for_ranks
 from inflight.config.fault_tolerance import resolve_fault_tolerance
 from inflight.config.kv_events import resolve_kv_events
 from inflight.config.kv_transfer import resolve_kv_transfer
@@ -66,7 +67,7 @@ def resolve(
     args = with_whole_prompts(args, architecture)
     _check_fallback(args, folder, architecture)
     _check_layers(architecture, machine)
-    check_tensor_parallel_size(args.tensor_parallel_size, architecture)
+    check_tensor_parallel_size(args.tensor_parallel_size, for_ranks(args, architecture, machine))
     dtype = _resolve_dtype(args.dtype, architecture.dtype, machine)
     max_model_len = _resolve_max_model_len(args, architecture)
     architecture = architecture.for_length(max_model_len)
@@ -143,7 +144,7 @@ def find_conflicts(args: EngineArgs, *, folder: Path, architecture: ModelArchite
     parts: list[Callable[[], object]] = [
         lambda: _check_fallback(args, folder, architecture),
         lambda: _check_layers(architecture, machine),
-        lambda: check_tensor_parallel_size(args.tensor_parallel_size, architecture),
+        lambda: check_tensor_parallel_size(args.tensor_parallel_size, for_ranks(args, architecture, machine)),
         lambda: _resolve_dtype(args.dtype, architecture.dtype, machine),
         lambda: _resolve_max_model_len(args, architecture),
         lambda: _resolve_load_format(args.load_format, folder),
@@ -380,6 +381,7 @@ def _resolve_parallel(args: EngineArgs, architecture: ModelArchitecture) -> Para
         replicas=tuple(args.replicas),
         served=tuple(args.served_replicas),
         routes_by_prefix=args.routes_by_prefix,
+        all2all_backend=choose_all2all_backend(args),
     )
 
 

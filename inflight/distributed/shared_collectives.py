@@ -39,12 +39,19 @@ _MARK_BYTES = 32
 _OFFER = struct.Struct(f"=qi{_MARK_BYTES}s")
 
 
-class _Offer(NamedTuple):
+class Offer(NamedTuple):
     """What each rank tells the others before they share memory. Only the offer of rank 0 names memory."""
 
     process_id: int
     memory_fd: int  # -1: no memory
     mark: bytes  # random, the first bytes of the memory
+
+    def pack(self) -> bytes:
+        return _OFFER.pack(*self)
+
+    @staticmethod
+    def unpack(record: bytes) -> "Offer":
+        return Offer(*_OFFER.unpack(record))
 
 
 class SharedCollectives(Collectives):
@@ -55,6 +62,9 @@ class SharedCollectives(Collectives):
         pidfds: a pidfd of each rank's process. This object owns them.
         ranks: the global ranks of the group.
         timeout_seconds: the longest wait for a peer.
+
+    Attributes:
+        pointer: the group, as calls of the library get it.
     """
 
     def __init__(
@@ -85,7 +95,7 @@ class SharedCollectives(Collectives):
             size=size,
             rank=rank,
         )
-        self._pointer = ctypes.pointer(self._group)
+        self.pointer = ctypes.pointer(self._group)
         self._computing = threading.Lock()
         self._is_closed = False
 
@@ -118,7 +128,7 @@ class SharedCollectives(Collectives):
     def close(self) -> None:
         if self._is_closed:
             return
-        self._kernels.inflight_leave_group(self._pointer)  # ends the collective that another thread may be in
+        self._kernels.inflight_leave_group(self.pointer)  # ends the collective that another thread may be in
         with self._computing:
             if not self._is_closed:
                 self._is_closed = True
@@ -126,7 +136,7 @@ class SharedCollectives(Collectives):
                     os.close(pidfd)
 
     def _collect(self, collective: Any, *arguments: int) -> None:  # Any: a function of the library
-        self.run(partial(collective, self._pointer, *arguments))
+        self.run(partial(collective, self.pointer, *arguments))
 
     def run(self, call: Callable[[], int]) -> None:
         """Runs a call of the library that communicates with this group, perhaps several times. The call returns 0 or the status
@@ -158,15 +168,15 @@ def share_memory(exchange: Exchange, kernels: ctypes.CDLL | None) -> SharedColle
         OSError: from `exchange`.
     """
     num_bytes: int = 0 if kernels is None else kernels.inflight_group_memory_bytes(exchange.size, PIECE_BYTES)
-    offered = _Offer(os.getpid(), -1, secrets.token_bytes(_MARK_BYTES))
+    offered = Offer(os.getpid(), -1, secrets.token_bytes(_MARK_BYTES))
     joined: SharedCollectives | None = None
     try:
         if num_bytes and exchange.rank == 0:
-            offered = offered._replace(memory_fd=_make_memory(num_bytes, offered.mark))
-        offers = [_Offer(*_OFFER.unpack(record)) for record in exchange.swap_records(_OFFER.pack(*offered))]
+            offered = offered._replace(memory_fd=make_memory(num_bytes, offered.mark))
+        offers = [Offer.unpack(record) for record in exchange.swap_records(offered.pack())]
         if kernels is not None and num_bytes and exchange.is_one_host:
             try:
-                memory = _open_memory(offers[0], num_bytes)
+                memory = open_memory(offers[0], num_bytes)
                 pidfds = _open_processes([offer.process_id for offer in offers])
                 joined = SharedCollectives(
                     kernels, memory, pidfds, exchange.ranks, exchange.rank, exchange.timeout_seconds
@@ -186,7 +196,7 @@ def share_memory(exchange: Exchange, kernels: ctypes.CDLL | None) -> SharedColle
     return joined if can_all else None
 
 
-def _make_memory(num_bytes: int, mark: bytes) -> int:
+def make_memory(num_bytes: int, mark: bytes) -> int:
     """Returns a descriptor of new memory that begins with `mark`, or -1 if the operating system refuses."""
     try:
         memory_fd = os.memfd_create("inflight-collectives", os.MFD_CLOEXEC)
@@ -198,7 +208,7 @@ def _make_memory(num_bytes: int, mark: bytes) -> int:
     return memory_fd
 
 
-def _open_memory(offer: _Offer, num_bytes: int) -> mmap.mmap:
+def open_memory(offer: Offer, num_bytes: int) -> mmap.mmap:
     """
     Raises:
         OSError: there is no such process or descriptor here, or its memory is not the group's.

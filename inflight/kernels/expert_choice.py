@@ -96,12 +96,27 @@ def compute_experts(hidden: Tensor, choices: Tensor, compute: Callable[[int, Ten
     Returns:
         float32 [num_tokens, size]
     """
+    results = torch.empty((*choices.shape[:2], hidden.shape[1]), dtype=torch.float32, device=hidden.device)
+    write_results(hidden, choices, compute, results)
+    return add_results(results)
+
+
+def write_results(
+    hidden: Tensor, choices: Tensor, compute: Callable[[int, Tensor], Tensor | None], results: Tensor
+) -> None:
+    """Writes weight * result of each choice to `results`, float32 [num_tokens, n, size]. The first arguments are those of
+    `compute_experts`. If `compute` returns None for an expert, its places in `results` stay as they are."""
     chosen, weights = choices[..., 0], choices[..., 1].contiguous().view(torch.float32)
-    results = torch.empty((*chosen.shape, hidden.shape[1]), dtype=torch.float32, device=hidden.device)
     for expert in sorted(set(chosen.flatten().tolist())):
         tokens, places = torch.where(chosen == expert)
-        results[tokens, places] = compute(expert, hidden[tokens])
-    total = results[:, 0] * weights[:, :1]
-    for place in range(1, weights.shape[1]):
-        total += results[:, place] * weights[:, place : place + 1]
+        computed = compute(expert, hidden[tokens])
+        if computed is not None:
+            results[tokens, places] = computed * weights[tokens, places].unsqueeze(-1)
+
+
+def add_results(results: Tensor) -> Tensor:
+    """The sum over the second dimension, from first to last: [num_tokens, n, size] -> [num_tokens, size]."""
+    total = results[:, 0].clone()
+    for place in range(1, results.shape[1]):
+        total += results[:, place]
     return total

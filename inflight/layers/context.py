@@ -6,6 +6,7 @@ import torch
 
 from inflight.attention.backend import AttentionBackend
 from inflight.config.engine import QuantizationConfig
+from inflight.distributed.expert_parallel import ExpertParallelGroup
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigError
 from inflight.kernels.cpu.functions import DTYPES
@@ -21,6 +22,7 @@ class LayerContext:
 
     `ops` computes norms and rotary embedding, `linear` the products of the layers, `head` the product of the logits head, and
     `floats` products with weights that are never quantized and with results in float32.
+    `ep`: the ranks that divide the experts of a layer among them; None: each has a part of every expert.
     If `allocates_later` is set, layers create their large weights without memory, and the loader allocates the memory later.
     """
 
@@ -32,6 +34,7 @@ class LayerContext:
     linear: LinearMethod
     head: LinearMethod
     floats: LinearMethod
+    ep: ExpertParallelGroup | None = None
     allocates_later: bool = False
 
     @property
@@ -47,6 +50,7 @@ def make_context(
     tp: TensorParallelGroup,
     backend: AttentionBackend,
     quantization: QuantizationConfig,
+    ep: ExpertParallelGroup | None = None,
 ) -> LayerContext:
     """Makes the context of a model.
 
@@ -59,7 +63,7 @@ def make_context(
     )
     ops = select_layer_ops(device, dtype)
     return LayerContext(
-        dtype=dtype, device=device, tp=tp, backend=backend, ops=ops, linear=linear, head=head, floats=floats
+        dtype=dtype, device=device, tp=tp, backend=backend, ops=ops, linear=linear, head=head, floats=floats, ep=ep
     )
 
 

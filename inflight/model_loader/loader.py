@@ -27,6 +27,7 @@ from inflight.config.pipeline_stage import PipelineStage
 from inflight.config.safetensors_file import have_same_bytes, read_header
 from inflight.config.stored_head import warn_of_another_head
 from inflight.damaged_files import named_errors
+from inflight.distributed.expert_parallel import ExpertParallelGroup
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import CheckpointError, ConfigError, UnsupportedModelError
 from inflight.kernels.quantized_weight import QuantizedWeight, select_rows
@@ -55,6 +56,7 @@ def load_model(
     device: torch.device,
     backend: AttentionBackend,
     tp: TensorParallelGroup,
+    ep: ExpertParallelGroup | None = None,
     stage: PipelineStage | None = None,
     check_size: Callable[[WeightSizes], None] | None = None,
     later: BackgroundWork | None = None,
@@ -78,6 +80,7 @@ def load_model(
         tp=tp,
         backend=backend,
         quantization=model_config.quantization,
+        ep=ep,
     )
     source = None if model_config.load_format == "dummy" else open_source(model_config)
     # Each block gets memory only when it is filled. By then the previous block has converted its weights and freed the old
@@ -100,11 +103,14 @@ def load_model(
     with named_errors(UnsupportedModelError, model_config.folder, "a model of these sizes"):
         model = make(weight_cache.wrap(empty), stage)
         # tensors on the meta device have shapes but no memory
-        described = model if stage == whole else make(replace(empty, device=torch.device("meta")), whole)
+        on_meta = replace(empty, device=torch.device("meta"))
+        all_stages = described = model if stage == whole and ep is None else make(on_meta, whole)
+        if ep is not None:  # sizes are lower bounds: rank 0 has the fewest experts
+            all_stages, described = (make(replace(on_meta, ep=ep.seen_by(0, size)), whole) for size in (ep.size, 1))
     if model_config.batch_invariant:
         _check_batch_invariance(context, architecture, model)
     if check_size is not None:
-        check_size(weight_sizes(model, described, model_config, source.bits_in_memory if source else None))
+        check_size(weight_sizes(model, all_stages, model_config, source.bits_in_memory if source else None))
     if source is not None:
         if source.notice and tp.rank == 0 and stage.is_last:
             logger.info("%s: %s", model_config.folder, source.notice)

@@ -58,7 +58,7 @@ class TapedLayers:
         shares_memory = self._tp.size == 1 or isinstance(collectives, SharedCollectives)
         if self._kernels is None or not shares_memory or not num_tokens or not all(x.is_contiguous() for x in tensors):
             return compute()
-        bound = [*(layer.kv_cache for layer in self._cached), collectives]
+        bound = [*(layer.kv_cache for layer in self._cached), collectives]  # `ep` has the same collectives
         if len(bound) != len(self._bound) or any(a is not b for a, b in zip(bound, self._bound, strict=True)):
             self._tapes, self._bound = {}, bound
             self._groups = sorted({layer.group_index for layer in self._cached})

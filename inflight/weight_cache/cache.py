@@ -61,7 +61,9 @@ class WeightCache:
         is_of_transformers = model_config.architecture.implementation == TRANSFORMERS  # its weights have other places
         if later is None or self._kernels is None or is_of_transformers or not model_config.weight_cache_bytes:
             return
-        self._entry = _find_entry(model_config, sorted(set(files)), self._kernels, (tp.size, tp.rank), stage)
+        of_experts = () if context.ep is None else (context.ep.size, context.ep.rank)
+        ranks = (tp.size, tp.rank, *of_experts)
+        self._entry = _find_entry(model_config, sorted(set(files)), self._kernels, ranks, stage)
         self._loading = self._mapped_loading() or self._fresh_loading()
 
     def wrap(self, context: LayerContext) -> LayerContext:
@@ -113,11 +115,7 @@ class WeightCache:
 
 
 def _find_entry(
-    model_config: ModelConfig,
-    paths: list[Path],
-    kernels: KernelLibrary,
-    tensor_parallel: tuple[int, int],
-    stage: PipelineStage,
+    model_config: ModelConfig, paths: list[Path], kernels: KernelLibrary, ranks: tuple[int, ...], stage: PipelineStage
 ) -> _Entry | None:
     if not paths or (path := cache_path()) is None:
         return None
@@ -139,7 +137,7 @@ def _find_entry(
         model_config.pooler,
         kernels.instruction_set,
         kernels.inflight_source_hash(),
-        tensor_parallel,
+        ranks,
         stage,
     )
     return _Entry(

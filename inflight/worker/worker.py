@@ -19,6 +19,7 @@ from inflight.config.ranks import Place
 from inflight.device.accelerator import Accelerator
 from inflight.device.base import Device
 from inflight.device.selector import get_device
+from inflight.distributed.expert_parallel import join_experts
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.distributed.world import World
 from inflight.errors import ConfigError
@@ -77,6 +78,7 @@ class Worker(StepPipeline):
         self._profiler = RankProfiler(f"tp{self._world.tp_rank}-pp{self._world.pp_rank}", self._device.kind)
         try:
             self._tp = self._world.tensor_parallel_group("model")
+            self._ep = join_experts(config, self._tp)
             self._pipeline = Pipeline(config, self._stage, self._world, self._device, self._timeline)
         except BaseException:  # also an interrupt: other ranks must not wait for this one
             self._world.close("it could not start")
@@ -223,6 +225,8 @@ class Worker(StepPipeline):
         self._failed_step = None
         try:
             self._world.tensor_parallel_group("model", into=self._tp)
+            if self._ep is not None:
+                self._ep.connect(self._tp.collectives)
             self._pipeline = Pipeline(self._config, self._stage, self._world, self._device, self._timeline)
         except BaseException:  # other ranks must not wait for this one
             self.leave_groups("it could not meet the others")
@@ -271,6 +275,7 @@ class Worker(StepPipeline):
             device=self._device.torch_device,
             backend=backend,
             tp=self._tp,
+            ep=self._ep,
             stage=self._stage,
             check_size=self._memory.check_before_loading,
             later=self._background,

@@ -69,6 +69,7 @@ class Features:
     plans_ahead: bool | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    expert_parallel: bool = False
     num_drafts: int = 0
     draft_method: str = "ngram"
     draft_model: Path | None = None
@@ -86,6 +87,7 @@ class Features:
         if self.tensor_parallel_size > 1 or self.pipeline_parallel_size > 1:
             arguments["tensor_parallel_size"] = self.tensor_parallel_size
             arguments["pipeline_parallel_size"] = self.pipeline_parallel_size
+            arguments["enable_expert_parallel"] = self.expert_parallel
             if self.pipeline_parallel_size > 1:  # not measured: that takes as long as many examples
                 arguments["pipeline_stagger"] = self.pipeline_parallel_size + self.tight
         if self.offloads:

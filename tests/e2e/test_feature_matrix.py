@@ -124,11 +124,16 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 CELLS = covering_array(FACTORS, strength=3)[: None if FULL else NUM_ROWS]
 for cell in [cell for cell in CELLS if cell["drafts"] == "ngram"][::2]:  # both methods see tokens only
     cell["drafts"] = "suffix"
+for cell in [cell for cell in CELLS if (cell["model"], cell["tp"]) == (IMAGES_AND_EXPERTS, 2)][::2]:
+    cell["ep"] = True  # only the experts are divided in another way
 # an engine of processes takes seconds to start: one of every layout, with grammars and drafts
 PROCESS_CELLS = [
     next(cell for cell in CELLS if (cell["tp"], cell["pp"]) == layout and cell["grammar"] and cell["drafts"])
     for layout in ((2, 1), (1, 2), (2, 2))
 ]
+PROCESS_CELLS.append(
+    {**PROCESS_CELLS[0], "model": IMAGES_AND_EXPERTS, "ep": True}
+)  # which exchange rows in shared memory
 
 
 def name_of(cell: Row) -> str:
@@ -146,6 +151,7 @@ def features_of(cell: Row, draft_model: Path) -> Features:
         plans_ahead=cell["depth"] == 2,
         tensor_parallel_size=2 if cell["tp"] == 2 else 1,
         pipeline_parallel_size=2 if cell["pp"] == 2 else 1,
+        expert_parallel=bool(cell.get("ep")),
         num_drafts=NUM_DRAFTS if cell["drafts"] else 0,
         draft_method=str(cell["drafts"] or "ngram"),
         draft_model=draft_model if cell["drafts"] == "draft_model" else None,

@@ -31,6 +31,7 @@ from tests.support.processes import children
 NUM_EXAMPLES = 100 if FULL else 3
 NUM_PROCESS_EXAMPLES = 40 if FULL else 4
 NUM_LAYERS = 4
+EXPERT_PARALLEL = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_parallel_size": 2},
     "pp2": {"pipeline_parallel_size": 2, "pipeline_stagger": 3},
@@ -91,7 +92,19 @@ LAYOUTS_OF = [
 ]
 
 
-@pytest.mark.parametrize(("engines", "layout"), LAYOUTS_OF, indirect=["engines"])
+EXPERTS_OF = [
+    pytest.param(
+        family,
+        layout,
+        marks=[] if (family, layout) in (("qwen2_moe", "ep2"), ("gpt_oss", "ep2-pp2")) else pytest.mark.full,
+    )
+    for family in ("qwen2_moe", "gpt_oss", "gemma4-experts", "glm4_moe", "hunyuan_v1_moe", "deepseek_v2")
+    for layout in ("ep2", "ep2-pp2")
+]
+LAYOUTS |= {"ep2": EXPERT_PARALLEL, "ep2-pp2": LAYOUTS["tp2-pp2"] | EXPERT_PARALLEL}
+
+
+@pytest.mark.parametrize(("engines", "layout"), [*LAYOUTS_OF, *EXPERTS_OF], indirect=["engines"])
 def test_tokens_do_not_depend_on_the_layout(engines: Engines, layout: str, request: pytest.FixtureRequest) -> None:
     arguments = {**LAYOUTS[layout], "distributed_executor_backend": "uni"}
     run_examples(engines, arguments, FEATURES, examples(NUM_EXAMPLES, request.node.callspec.params["engines"]))

@@ -56,6 +56,8 @@ NO_EFFECT = {
         --uvicorn-log-level= --log-level= --log-config-file= --logging-config= --log-error-stack""",
     "`inflight trace` shows what each step does": """
         --enable-layerwise-nvtx-tracing --collect-detailed-traces+ --ray-workers-use-nsight""",
+    "a rank always reads only the experts that it has, which are neighbours": """
+        --enable-ep-weight-filter --expert-placement-strategy=""",
     "preempted requests are computed again, or loaded with --kv-offloading-size": "--swap-space= --preemption-mode=",
     "dense models need no connection between replicas": "--disable-nccl-for-dp-synchronization --dp-*=",
     "weights stay on one device": """
@@ -92,7 +94,7 @@ NO_EFFECT = {
         --distributed-timeout-seconds= --cpu-distributed-timeout-seconds= --watchdog-config=""",
     "--cpu-threads-bind binds the threads to cores": "--numa-bind --numa-bind-nodes+ --numa-bind-cpus+",
     "each operation has one implementation, chosen by the device": """
-        --attention-config= -ac= --kernel-config= --moe-backend= --linear-backend= --all2all-backend=
+        --attention-config= -ac= --kernel-config= --moe-backend= --linear-backend=
         --gdn-prefill-backend= --kda-prefill-backend= --kda-decode-backend= --sparse-indexer-topk-backend= --ir-op-priority=
         --enable-flashinfer-autotune --monokernel --use-fp64-gumbel --disable-custom-all-reduce --disable-cascade-attn
         --enable-cumem-allocator --enable-nccl-comm-suspend --enable-shm-tensor-arena --enable-batch-sharded-sampling
@@ -123,8 +125,9 @@ REFUSED = {
         --enable-mixed-moe-lora-format --enable-moe-shared-loras --enable-tower-connector-lora""",
     "on several machines give --data-parallel-hybrid-lb or --headless": """
         --data-parallel-multi-port-external-lb --data-parallel-supervisor-port -dpm""",
-    "layers with experts are not split over ranks in this way": """
-        --enable-expert-parallel -ep --enable-ep-weight-filter --enable-eplb --eplb-config --expert-placement-strategy
+    "experts stay on the ranks that have loaded them, and are neither copied nor moved": """
+        --enable-eplb --eplb-config""",
+    "layers with experts are not split over ranks in this way: use --enable-expert-parallel": """
         --enable-elastic-ep --elastic-ep-max-dp-size --enable-dbo --dbo-decode-token-threshold
         --dbo-prefill-token-threshold --ubatch-size --enable-return-routed-experts""",
     "a sequence is not split over ranks: use --tensor-parallel-size": """

@@ -121,7 +121,7 @@ int32_t wait_for(const RankGroup* group, int32_t peer, uint32_t wanted) {
 }
 
 // Publishes this rank's slot and waits until all ranks have published theirs. Returns 0, or the cause of the group's end.
-int32_t meet(RankGroup* group) {
+int32_t publish(RankGroup* group) {
     Line& own = line_of(group, group->rank);
     const uint32_t wanted = 2 * (group->num_pieces + 1);
     own.counter.fetch_add(2);
@@ -144,7 +144,7 @@ int32_t exchange(RankGroup* group, int64_t num_bytes, const Fill& fill, const Ta
         if (line_of(group, group->rank).counter.load() & 1) return cause_of_end(group).load();
         const int64_t size = std::min(group->piece_bytes, num_bytes - start);
         fill(slot_of(group, group->rank), start, size);
-        if (const int32_t cause = meet(group)) return cause;
+        if (const int32_t cause = publish(group)) return cause;
         take(start, size);
         group->num_pieces++;
     }
@@ -187,6 +187,13 @@ int32_t all_reduce(RankGroup* group, T* x, int64_t count) {
 }
 
 }  // namespace
+
+int32_t meet(RankGroup* group) {
+    if (line_of(group, group->rank).counter.load() & 1) return cause_of_end(group).load();
+    const int32_t cause = publish(group);
+    if (cause == 0) group->num_pieces++;
+    return cause;
+}
 
 extern "C" int64_t inflight_group_memory_bytes(int32_t size, int64_t piece_bytes) {
     return size > kMaxRanks ? 0 : kSlotsOffset + 2 * size * piece_bytes;

@@ -14,6 +14,7 @@
 #include <limits>
 #include <vector>
 
+#include "experts.h"
 #include "linear_product.h"
 #include "threads.h"
 
@@ -117,8 +118,9 @@ void choose(const ExpertRouter& router, const float* given, Choice* choices) {
         if (router.expert_scale) choices[place].weight *= router.expert_scale[choices[place].expert];
         if (has_nan) choices[place].weight = std::numeric_limits<float>::quiet_NaN();  // only this row's request fails
     }
-    if (router.has_shared)
-        choices[router.top_k] = {static_cast<int32_t>(count), router.has_shared_gate ? sigmoid_of(given[count]) : 1.0f};
+    const float weight = router.num_shared > 0 && router.has_shared_gate ? sigmoid_of(given[count]) : 1.0f;
+    for (int64_t part = 0; part < router.num_shared; part++)
+        choices[router.top_k + part] = {static_cast<int32_t>(count + part), weight};
 }
 
 // -- the products -----------------------------------------------------------------------------------------------------
@@ -129,20 +131,28 @@ struct Pairs {  // (row, expert), sorted by expert
     std::vector<float> weights;    // the weight of each pair
     std::vector<int64_t> starts;   // the first pair of each expert, and at the end the number of pairs
 
-    void sort(const Choice* choices, int64_t num_rows, int64_t per_row, int64_t num_experts) {
-        const int64_t count = num_rows * per_row;
-        rows.resize(count);
-        places.resize(count);
-        weights.resize(count);
-        starts.assign(num_experts + 2, 0);  // at first, starts[expert + 2] counts the pairs of an expert
-        for (int64_t i = 0; i < count; i++) starts[choices[i].expert + 2]++;
-        for (int64_t expert = 0; expert < num_experts; expert++) starts[expert + 2] += starts[expert + 1];
-        for (int64_t i = 0; i < count; i++) {
-            const int64_t at = starts[choices[i].expert + 1]++;
+    // Only the pairs of experts that this rank has. The shared expert of a rank is only for the rows of its own replica.
+    void sort(const Choice* choices, const std::vector<ExpertRows>& parts, const Experts& layer) {
+        const int64_t per_row = layer.choices_per_row;
+        const auto each_pair = [&](const auto& body) {
+            for (const ExpertRows& part : parts)
+                for (int64_t i = part.first * per_row; i < (part.first + part.num_rows) * per_row; i++) {
+                    const int32_t expert = choices[i].expert;
+                    if (layer.gate_up[expert].packed && (part.is_own || expert < layer.num_routed)) body(i, expert);
+                }
+        };
+        starts.assign(layer.num_experts + 2, 0);  // at first, starts[expert + 2] counts the pairs of an expert
+        each_pair([&](int64_t, int32_t expert) { starts[expert + 2]++; });
+        for (int64_t expert = 0; expert < layer.num_experts; expert++) starts[expert + 2] += starts[expert + 1];
+        rows.resize(starts.back());
+        places.resize(starts.back());
+        weights.resize(starts.back());
+        each_pair([&](int64_t i, int32_t expert) {
+            const int64_t at = starts[expert + 1]++;
             rows[at] = static_cast<int32_t>(i / per_row);
             places[at] = static_cast<int32_t>(i);
             weights[at] = choices[i].weight;
-        }
+        });
     }
 };
 
@@ -226,15 +236,16 @@ void compute_experts(
     });
 }
 
+// Adds `count` columns of the results of one row.
 template <typename T>
-void add_results(const float* results, int64_t per_row, int64_t size, T* out) {
+void add_results(const float* results, int64_t per_row, int64_t size, int64_t count, T* out) {
     int64_t i = 0;
-    for (; i + kLanes <= size; i += kLanes) {
+    for (; i + kLanes <= count; i += kLanes) {
         VecF total = load(results + i);
         for (int64_t place = 1; place < per_row; place++) total = add(total, load(results + place * size + i));
         store(out + i, total);
     }
-    for (; i < size; i++) {
+    for (; i < count; i++) {
         float total = results[i];
         for (int64_t place = 1; place < per_row; place++) total += results[place * size + i];
         out[i] = from_float<T>(total);
@@ -243,11 +254,33 @@ void add_results(const float* results, int64_t per_row, int64_t size, T* out) {
 
 }  // namespace
 
+void multiply_experts(
+    const void* x, int64_t x_stride, const void* choices, float* out, const std::vector<ExpertRows>& parts, const Experts& layer) {
+    static thread_local Memory memory;  // all threads use that of the caller, because the products point to it
+    memory.pairs.sort(static_cast<const Choice*>(choices), parts, layer);
+    const std::vector<int64_t>& starts = memory.pairs.starts;
+    for (int64_t first = 0; first < layer.num_experts;) {
+        int64_t end = first + 1;
+        while (end < layer.num_experts && starts[end + 1] - starts[first] <= kPairsAtOnce) end++;
+        if (starts[end] > starts[first])
+            compute_experts(static_cast<const char*>(x), x_stride, out, layer, first, end, memory);
+        first = end;
+    }
+}
+
+void add_experts(
+    const float* results, int64_t per_row, int64_t size, int64_t first, int64_t count, char* out, int32_t dtype) {
+    if (dtype == kFloat32)
+        add_results(results + first, per_row, size, count, reinterpret_cast<float*>(out) + first);
+    else
+        add_results(results + first, per_row, size, count, reinterpret_cast<bf16*>(out) + first);
+}
+
 extern "C" {
 
 void inflight_choose_experts(
     const float* logits, int64_t logits_stride, void* out, int64_t num_rows, const ExpertRouter* router) {
-    const int64_t per_row = router->top_k + (router->has_shared ? 1 : 0);
+    const int64_t per_row = router->top_k + router->num_shared;
     share_each(num_rows, num_rows * router->num_experts * router->top_k >= kParallelElements, [&](int64_t row) {
         choose(*router, logits + row * logits_stride, static_cast<Choice*>(out) + row * per_row);
     });
@@ -255,26 +288,14 @@ void inflight_choose_experts(
 
 void inflight_experts(
     const void* x, int64_t x_stride, const void* choices, float* out, int64_t num_rows, const Experts* layer) {
-    static thread_local Memory memory;  // all threads use that of the caller, because the products point to it
-    memory.pairs.sort(static_cast<const Choice*>(choices), num_rows, layer->choices_per_row, layer->num_experts);
-    const std::vector<int64_t>& starts = memory.pairs.starts;
-    for (int64_t first = 0; first < layer->num_experts;) {
-        int64_t end = first + 1;
-        while (end < layer->num_experts && starts[end + 1] - starts[first] <= kPairsAtOnce) end++;
-        if (starts[end] > starts[first])
-            compute_experts(static_cast<const char*>(x), x_stride, out, *layer, first, end, memory);
-        first = end;
-    }
+    multiply_experts(x, x_stride, choices, out, {{0, num_rows, true}}, *layer);
 }
 
 void inflight_add_experts(
     const float* results, void* out, int64_t num_rows, int64_t per_row, int64_t size, int32_t dtype) {
     share_each(num_rows, num_rows * per_row * size >= 2 * kParallelElements, [&](int64_t row) {
-        const float* from = results + row * per_row * size;
-        if (dtype == kFloat32)
-            add_results(from, per_row, size, static_cast<float*>(out) + row * size);
-        else
-            add_results(from, per_row, size, static_cast<bf16*>(out) + row * size);
+        const int64_t element = dtype == kFloat32 ? sizeof(float) : sizeof(bf16);
+        add_experts(results + row * per_row * size, per_row, size, 0, size, static_cast<char*>(out) + row * size * element, dtype);
     });
 }
 }

@@ -19,7 +19,8 @@ class CpuExperts:
     may use it at once.
 
     Args:
-        gate_up, down: the packed weights of each expert; those of a shared expert are the last.
+        gate_up, down: the packed weights of each expert, or None if another rank has it. The last ones are those of the shared
+            expert: `num_shared` parts, one for each rank that has a part of it.
         dtype: of hidden states.
         choice_bias, expert_scale: see `choose_experts`.
 
@@ -31,16 +32,22 @@ class CpuExperts:
         self,
         kernels: KernelLibrary,
         spec: MoeSpec,
-        gate_up: Sequence[PackedLinear],
-        down: Sequence[PackedLinear],
+        gate_up: Sequence[PackedLinear | None],
+        down: Sequence[PackedLinear | None],
         dtype: torch.dtype,
         choice_bias: Tensor | None = None,
         expert_scale: Tensor | None = None,
+        *,
+        num_shared: int | None = None,
     ) -> None:
         require_supported(experts_problem(spec.num_experts, spec.router.top_k))
-        num_experts, hidden_size = spec.num_experts + bool(spec.shared_size), down[0].num_columns
-        fits = len(gate_up) == len(down) == num_experts and dtype in DTYPES
-        for first, second in zip(gate_up, down, strict=True):
+        if num_shared is None:
+            num_shared = int(spec.shared_size > 0)
+        num_experts = spec.num_experts + num_shared
+        held = [(first, second) for first, second in zip(gate_up, down, strict=True) if first and second]
+        hidden_size = held[0][1].num_columns
+        fits = len(gate_up) == num_experts and dtype in DTYPES
+        for first, second in held:
             for each in (first, second):
                 fits = fits and (each.dtype == dtype or not each.dtype.is_floating_point)
             fits = fits and first.weight.in_features == second.num_columns == hidden_size
@@ -56,7 +63,8 @@ class CpuExperts:
             require(fits, "a bias or scale of the router needs a float32 for each expert", vector)
         self._kernels, self._kept = kernels, (gate_up, down, choice_bias, expert_scale)
         self._gate_up, self._down = (
-            (LinearWeight * num_experts)(*(each.weight for each in weights)) for weights in (gate_up, down)
+            (LinearWeight * num_experts)(*(each.weight if each else _without_weight(like) for each in weights))
+            for weights, like in zip((gate_up, down), held[0], strict=True)
         )
         self._router = ExpertRouter(
             spec.num_experts,
@@ -70,18 +78,19 @@ class CpuExperts:
             SCORINGS.index(spec.router.scoring),
             GROUP_SCORINGS.index(spec.router.group_scoring),
             spec.router.renormalizes,
-            spec.shared_size > 0,
+            num_shared,
             spec.has_shared_gate,
         )
         self._num_logits = spec.num_experts + spec.has_shared_gate
-        self._num_choices = spec.router.top_k + (spec.shared_size > 0)
-        self._layer = Experts(
+        self._num_choices = spec.router.top_k + num_shared
+        self.layer = Experts(
             ctypes.addressof(self._gate_up),
             ctypes.addressof(self._down),
             num_experts,
+            spec.num_experts,
             self._num_choices,
             hidden_size,
-            max(each.num_columns for each in gate_up),
+            max(first.num_columns for first, _ in held),
             DTYPES[dtype],
         )
         self._hidden_size, self._dtype, self._num_experts = hidden_size, dtype, num_experts
@@ -102,6 +111,19 @@ class CpuExperts:
 
     def __call__(self, hidden: Tensor, choices: Tensor) -> Tensor:
         """As `compute_experts`, in the dtype of the hidden states."""
+        self.check(hidden, choices)
+        num_rows = len(hidden)
+        results = torch.empty((num_rows, self._num_choices, self._hidden_size), dtype=torch.float32, device="cpu")
+        out = torch.empty((num_rows, self._hidden_size), dtype=self._dtype, device="cpu")
+        self._kernels.inflight_experts(
+            hidden.data_ptr(), hidden.stride(0), choices.data_ptr(), results.data_ptr(), num_rows, self.layer
+        )
+        sizes = num_rows, self._num_choices, self._hidden_size
+        self._kernels.inflight_add_experts(results.data_ptr(), out.data_ptr(), *sizes, DTYPES[self._dtype])
+        return out
+
+    def check(self, hidden: Tensor, choices: Tensor) -> None:
+        """Requires that these are the inputs of a call."""
         num_rows = len(hidden)
         fits = hidden.shape == (num_rows, self._hidden_size) and hidden.stride(1) == 1 and hidden.dtype == self._dtype
         fits = fits and choices.shape == (num_rows, self._num_choices, 2) and choices.dtype == torch.int32
@@ -109,14 +131,13 @@ class CpuExperts:
             fits and choices.is_contiguous(), "experts need rows of the hidden size and their choices", hidden, choices
         )
         _require_experts(choices, self._num_experts)
-        results = torch.empty((num_rows, self._num_choices, self._hidden_size), dtype=torch.float32, device="cpu")
-        out = torch.empty((num_rows, self._hidden_size), dtype=self._dtype, device="cpu")
-        self._kernels.inflight_experts(
-            hidden.data_ptr(), hidden.stride(0), choices.data_ptr(), results.data_ptr(), num_rows, self._layer
-        )
-        sizes = num_rows, self._num_choices, self._hidden_size
-        self._kernels.inflight_add_experts(results.data_ptr(), out.data_ptr(), *sizes, DTYPES[self._dtype])
-        return out
+
+
+def _without_weight(like: PackedLinear) -> LinearWeight:
+    """An expert that another rank has: the kernels read its sizes, which are those of the other experts."""
+    absent = LinearWeight.from_buffer_copy(like.weight)
+    absent.packed = absent.bias = None
+    return absent
 
 
 def _require_experts(choices: Tensor, num_experts: int) -> None:

@@ -82,7 +82,7 @@ class ExpertRouter(ctypes.Structure):
         (c_int64, "num_experts top_k num_groups top_groups"),
         (c_void_p, "choice_bias expert_scale"),
         (c_float, "scale sum_offset jitter"),
-        (c_int32, "scoring group_scoring renormalizes has_shared has_shared_gate"),
+        (c_int32, "scoring group_scoring renormalizes num_shared has_shared_gate"),
     )
 
 
@@ -90,7 +90,9 @@ class Experts(ctypes.Structure):
     """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
 
     _fields_ = _fields(
-        (c_void_p, "gate_up down"), (c_int64, "num_experts choices_per_row hidden_size inner_size"), (c_int32, "dtype")
+        (c_void_p, "gate_up down"),
+        (c_int64, "num_experts num_routed choices_per_row hidden_size inner_size"),
+        (c_int32, "dtype"),
     )
 
 
@@ -119,6 +121,17 @@ class RankGroup(ctypes.Structure):
     )
 
 
+class ExpertExchange(ctypes.Structure):
+    """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
+
+    _fields_ = _fields(
+        (POINTER(RankGroup), "group"),
+        (c_void_p, "memory"),
+        (c_int64, "chunk_rows results_at sums_at choices_at inputs_at"),
+        (c_int32, "num_replicas replica tp_size tp_rank"),
+    )
+
+
 _ROWS = (c_void_p, c_int64)  # a pointer and the stride of its rows
 _HEADS = (*_ROWS, c_int64)  # the same, and the stride of the heads
 SIGNATURES: dict[str, list[Any]] = {  # Any: ctypes has no common type for them
@@ -132,6 +145,7 @@ SIGNATURES: dict[str, list[Any]] = {  # Any: ctypes has no common type for them
     "inflight_choose_experts": [*_ROWS, c_void_p, c_int64, POINTER(ExpertRouter)],
     "inflight_experts": [*_ROWS, c_void_p, c_void_p, c_int64, POINTER(Experts)],
     "inflight_add_experts": [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32],
+    "inflight_exchange_experts": [*(*_ROWS, c_void_p, c_void_p, c_int64, POINTER(Experts), POINTER(ExpertExchange))],
     "inflight_copy_heads": [*_HEADS, *_HEADS, c_int64, c_int64, c_int64, c_int32],
     "inflight_packed_size": [POINTER(LinearWeight), POINTER(c_int64), POINTER(c_int64)],
     "inflight_packed_features": [POINTER(LinearWeight), c_void_p],
@@ -163,5 +177,5 @@ SIGNATURES: dict[str, list[Any]] = {  # Any: ctypes has no common type for them
 RESULTS: dict[str, Any] = {
     **dict.fromkeys(("inflight_attention_scratch_bytes", "inflight_group_memory_bytes"), c_int64),
     **dict.fromkeys(("inflight_all_reduce", "inflight_all_gather", "inflight_broadcast"), c_int32),
-    **dict.fromkeys(("inflight_bind_threads", "inflight_replay"), c_int32),
+    **dict.fromkeys(("inflight_bind_threads", "inflight_replay", "inflight_exchange_experts"), c_int32),
 }

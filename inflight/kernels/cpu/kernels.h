@@ -117,18 +117,35 @@ struct ExpertRouter {  // as in config/experts.py
     int32_t scoring;               // 0: softmax, 1: sigmoid, 2: sparse mixer
     int32_t group_scoring;         // 0: the highest score, 1: the sum of the two highest
     int32_t renormalizes;
-    int32_t has_shared;            // whether each row has the expert `num_experts` behind the chosen ones
+    int32_t num_shared;            // places of the shared expert behind the chosen ones: one for each part of it, 0: none
     int32_t has_shared_gate;       // whether the shared expert has a logit
 };
 
 struct Experts {  // a layer of experts.cpp, on this rank
-    const LinearWeight* gate_up;   // of each expert, with a gate
+    const LinearWeight* gate_up;   // of each expert, with a gate; `packed` is null if another rank has the expert
     const LinearWeight* down;      // of each expert
-    int64_t num_experts;           // with the shared one
+    int64_t num_experts;           // with the parts of the shared one
+    int64_t num_routed;            // without them
     int64_t choices_per_row;
     int64_t hidden_size;
     int64_t inner_size;            // the largest number of results of a gate
     int32_t dtype;                 // of the rows, and of the results of gates
+};
+
+// The memory in which ranks that have different experts of a layer exchange rows, and the place of this rank. All ranks have the same
+// `chunk_rows` and the same places in the memory, where each replica has room for `chunk_rows` rows. expert_exchange.cpp says more.
+struct ExpertExchange {
+    struct RankGroup* group;       // its ranks: those of the first replica, then those of the second one, ...
+    char* memory;                  // shared by all ranks
+    int64_t chunk_rows;            // the most rows of a replica that are exchanged at once
+    int64_t results_at;            // float [replicas, chunk_rows, choices per row, hidden_size]
+    int64_t sums_at;               // [replicas, chunk_rows, hidden_size]
+    int64_t choices_at;            // as `choices` of inflight_experts, [replicas, chunk_rows, choices per row]
+    int64_t inputs_at;             // [replicas, chunk_rows, hidden_size]
+    int32_t num_replicas;
+    int32_t replica;
+    int32_t tp_size;               // the ranks of a replica, which all have the same rows
+    int32_t tp_rank;
 };
 
 constexpr int32_t kTapeArguments = 11;  // the most that a function on a tape has
@@ -235,6 +252,12 @@ INFLIGHT_EXPORT void inflight_experts(
 // out [num_rows, size] = the sum of `results` [num_rows, per_row, size] over the second dimension, from first to last.
 INFLIGHT_EXPORT void inflight_add_experts(
     const float* results, void* out, int64_t num_rows, int64_t per_row, int64_t size, int32_t dtype);
+
+// The same as inflight_experts and inflight_add_experts, if other ranks have some of the experts. All ranks of the group must call
+// this, but replicas may have different numbers of rows, also none. Returns 0, or how the group has ended.
+INFLIGHT_EXPORT int32_t inflight_exchange_experts(
+    const void* x, int64_t x_stride, const void* choices, void* out, int64_t num_rows, const Experts* layer,
+    const ExpertExchange* exchange);
 
 // Returns the size of weight->packed in bytes, and the number of lanes of all its panels.
 INFLIGHT_EXPORT void inflight_packed_size(const LinearWeight* weight, int64_t* num_bytes, int64_t* num_lanes);

@@ -52,6 +52,7 @@ constexpr int32_t (*kFunctions[])(const int64_t*) = {  // in the order of `TAPED
     call_function<inflight_short_conv>,      call_function<inflight_linear_of_heads>, call_function<inflight_copy_heads>,
     call_function<inflight_choose_experts>,  call_function<inflight_experts>,         call_function<inflight_add_experts>,
     call_function<inflight_layer_norm>,      call_function<inflight_activate>,
+    call_function<inflight_exchange_experts>,
 };
 
 int32_t replay(const TapeCall* calls, int64_t num_calls, const TapePatch* patches, const int64_t* values) {

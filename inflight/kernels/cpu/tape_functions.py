@@ -29,4 +29,5 @@ TAPED = {  # the functions that a tape may call, in the order of `kFunctions` in
     "inflight_add_experts": Taped(rows=2, out=1),
     "inflight_layer_norm": Taped(rows=7, out=6),
     "inflight_activate": Taped(rows=2, out=None),
+    "inflight_exchange_experts": Taped(rows=4, out=3),
 }

@@ -30,7 +30,7 @@ from inflight.distributed.channel_collectives import SPLIT_ELEMENTS, ChannelColl
 from inflight.distributed.collectives import Collectives, sum_in_rank_order
 from inflight.distributed.exchange import Exchange
 from inflight.distributed.process_world import ProcessWorld
-from inflight.distributed.shared_collectives import PIECE_BYTES, SharedCollectives, _make_memory, share_memory
+from inflight.distributed.shared_collectives import PIECE_BYTES, SharedCollectives, make_memory, share_memory
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.errors import LostPeerError
 from inflight.interface.worker import TOKEN_BYTES, Rendezvous
@@ -228,7 +228,7 @@ def test_no_descriptor_is_left(fault: str, monkeypatch: pytest.MonkeyPatch) -> N
     num_open = num_descriptors()
     connected = exchanges(2)
     if fault == "another's memory":
-        monkeypatch.setattr(shared_collectives, "_make_memory", lambda size, mark: _make_memory(size, bytes(len(mark))))
+        monkeypatch.setattr(shared_collectives, "make_memory", lambda size, mark: make_memory(size, bytes(len(mark))))
     if fault == "a process has ended":  # the second one, for each rank
         counts, pidfd_open = threading.local(), os.pidfd_open
 

@@ -122,7 +122,7 @@ def collectives(kernels: Kernels) -> Iterator[Call]:
             group.all_gather(inputs[rank], dim=1)
             group.broadcast(memory.copy(inputs[rank]))
             barrier.wait()
-            kernels.library.inflight_leave_group(group._pointer)
+            kernels.library.inflight_leave_group(group.pointer)
 
         barrier = threading.Barrier(2)
         other = threading.Thread(target=compute, args=(0,))
