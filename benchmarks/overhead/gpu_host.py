@@ -110,6 +110,12 @@ class NullGpu(Accelerator):
     def pinned(self, num_elements: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(num_elements, dtype=dtype)
 
+    def pinned_pages(self, num_bytes: int) -> Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+
+    def enter_thread(self) -> None:
+        """Any thread may use it."""
+
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
 

@@ -10,6 +10,7 @@ them in any order, as on a GPU.
 """
 
 import gc
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -25,18 +26,31 @@ from inflight.device.base import Device, T
 SWITCH_SECONDS = 1e-4
 
 
+class _Recordings:
+    """The recordings under way in all threads of this process."""
+
+    lock = threading.Lock()
+    count = 0
+    collects_after = False  # whether Python collected garbage before the first of them
+
+
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """Stops Python's garbage collection in the `with` block, in which a CUDA graph is recorded. The recording would fail if the
-    collector freed a graph or an event of another engine."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
+    collector freed a graph or an event of another engine. Several threads may record at a time."""
+    with _Recordings.lock:
+        if not _Recordings.count:
+            _Recordings.collects_after = gc.isenabled()
+            gc.collect()
+            gc.disable()
+        _Recordings.count += 1
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        with _Recordings.lock:
+            _Recordings.count -= 1
+            if not _Recordings.count and _Recordings.collects_after:
+                gc.enable()
 
 
 class Event(ABC):
@@ -99,6 +113,20 @@ class Accelerator(Device):
     def pinned(self, num_elements: int, dtype: torch.dtype) -> Tensor:
         """Allocates uninitialised pinned host memory [num_elements]. The device can copy from and to it while the host goes
         on."""
+
+    @abstractmethod
+    def pinned_pages(self, num_bytes: int) -> Tensor:
+        """As `pinned`, uint8 [num_bytes], zeroed, for memory that is large and stays. It takes `num_bytes`, rounded up to whole
+        pages, and is free again when the tensor and its views are gone.
+
+        Raises:
+            OutOfMemoryError: the system has not so much memory, or cannot pin it.
+        """
+
+    @abstractmethod
+    def enter_thread(self) -> None:
+        """Call this first in every thread that uses the device. A thread that does not would use the first GPU of the machine,
+        and make a context there, which takes half a gigabyte."""
 
     @abstractmethod
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:

@@ -23,6 +23,9 @@ class BlockCopies(ABC):
 
     slab: np.ndarray[Any, np.dtype[np.uint8]]
 
+    def enter_thread(self) -> None:
+        """Call this first in the thread that copies."""
+
     @abstractmethod
     def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         """Copy these blocks of the arena to these slots of the slab."""
@@ -72,8 +75,12 @@ class AcceleratorBlockCopies(BlockCopies):
     def __init__(self, device: Accelerator, arena: Tensor, num_slots: int) -> None:
         self._arena = arena
         self._stream = device.new_stream()
-        self._pinned = device.pinned(num_slots * arena.shape[1], torch.uint8).view(num_slots, arena.shape[1])
+        self._device = device
+        self._pinned = device.pinned_pages(num_slots * arena.shape[1]).view(num_slots, arena.shape[1])
         self.slab = self._pinned.numpy()
+
+    def enter_thread(self) -> None:
+        self._device.enter_thread()
 
     def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         self._copy(self._pinned, slots, self._arena, blocks)

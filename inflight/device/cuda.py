@@ -12,7 +12,9 @@ Side effects: Python switches threads after `SWITCH_SECONDS`. The thread that ca
 from __future__ import annotations
 
 import contextlib
+import mmap
 import sys
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -103,9 +105,8 @@ class CudaDevice(Accelerator):
         return int(torch.cuda.mem_get_info(self.torch_device)[1])
 
     def budget_bytes(self, utilization: float) -> int:
-        """Returns the share `utilization` of all memory of the device, minus the memory that is in use now."""
-        free, total = torch.cuda.mem_get_info(self.torch_device)
-        return max(0, int(total * utilization) - (total - free))
+        """Returns the share `utilization` of all memory of the device, whoever uses the rest: the share is this engine's."""
+        return int(self.total_memory_bytes() * utilization)
 
     def measure_peak_bytes(self, work: Callable[[], object]) -> int:
         torch.cuda.empty_cache()
@@ -136,6 +137,24 @@ class CudaDevice(Accelerator):
 
     def pinned(self, num_elements: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(num_elements, dtype=dtype, device="cpu", pin_memory=True)
+
+    def pinned_pages(self, num_bytes: int) -> Tensor:
+        """`pinned` would round the size up to a power of two, and torch would keep the memory when the tensor is gone."""
+        try:
+            pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory = np.frombuffer(pages, dtype=np.uint8)
+            address = int(memory.ctypes.data)
+            torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0)))  # type: ignore[no-untyped-call]
+        except (OSError, RuntimeError) as error:
+            raise OutOfMemoryError(
+                f"{num_bytes / 2**30:.1f} GiB of host memory cannot be pinned for the GPU ({error}): lower kv_offloading_size, "
+                "or raise the limit of the container's memory"
+            ) from error
+        weakref.finalize(memory, _unregister, address).atexit = False  # before the pages are unmapped
+        return torch.from_numpy(memory)
+
+    def enter_thread(self) -> None:
+        torch.cuda.set_device(self.torch_device)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         torch.cuda.synchronize(self.torch_device)
@@ -171,8 +190,12 @@ class CudaDevice(Accelerator):
 
     def _enter(self, stream: torch.cuda.Stream) -> None:
         """Makes `stream` the current stream of the calling thread."""
-        torch.cuda.set_device(self.torch_device)
+        self.enter_thread()
         torch.cuda.set_stream(stream)
+
+
+def _unregister(address: int) -> None:
+    torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
 
 # Any: torch does not export the type of a pool

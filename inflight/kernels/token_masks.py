@@ -31,6 +31,13 @@ def apply_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
         torch_apply_token_masks(logits, rows, masks)
 
 
+def run_token_masks_once(vocab_size: int, device: torch.device) -> None:
+    """Makes the device's kernel ready: on a GPU, its first call compiles it."""
+    logits = torch.zeros(1, vocab_size, dtype=torch.float32, device=device)
+    row = torch.zeros(1, dtype=torch.int64, device=device)
+    apply_token_masks(logits, row, torch.zeros(1, -(-vocab_size // WORD_BITS), dtype=torch.int32, device=device))
+
+
 def check_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
     """Requires that the arguments have the shapes and dtypes of `apply_token_masks`."""
     num_rows, vocab_size = logits.shape
@@ -46,7 +53,7 @@ def check_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
 def torch_apply_token_masks(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
     check_token_masks(logits, rows, masks)
     vocab_size = logits.shape[1]
-    bits = torch.arange(WORD_BITS, dtype=torch.int32, device="cpu")
+    bits = torch.arange(WORD_BITS, dtype=torch.int32, device=logits.device)
     step = max(1, CHUNK_ELEMENTS // vocab_size)
     for start in range(0, len(rows), step):
         at, words = rows[start : start + step], masks[start : start + step]

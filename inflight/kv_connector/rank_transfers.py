@@ -48,7 +48,7 @@ class RankTransfers:
     def __init__(self, copies: "BlockCopies", tiers: TierStack | None) -> None:
         self._copies = copies
         self._tiers = tiers
-        self._copier = ThreadPoolExecutor(1, "inflight-kv-copy")
+        self._copier = ThreadPoolExecutor(1, "inflight-kv-copy", initializer=copies.enter_thread)
         self._fetchers = ThreadPoolExecutor(NUM_FETCH_THREADS, "inflight-kv-fetch")
         self._storers = ThreadPoolExecutor(NUM_STORE_THREADS, "inflight-kv-store")
         self._lock = threading.Lock()  # for the next two, and for writes of fetches to the slab

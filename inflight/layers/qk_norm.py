@@ -62,6 +62,8 @@ class WholeQKNorm(Loadable):
         self.parts = {"q_norm": query, "k_norm": key}
         ones = torch.ones(query.size + key.size, dtype=context.dtype, device=context.device)
         self.weight = nn.Parameter(ones, False)
+        # made here: while a CUDA graph is recorded, no tensor can be made from numbers of the host
+        self.totals = torch.tensor([query.total, key.total], dtype=torch.float32, device=context.device)
         self.eps = eps
         self.tp = context.tp
         self.ops = context.ops
@@ -89,7 +91,6 @@ class WholeQKNorm(Loadable):
         shares = [part.total / (part.size * self.tp.size) for part in self.parts.values()]
         squares = [x.square().sum(dim=1) * share for x, share in zip(wide, shares, strict=True)]
         sums = self.tp.all_reduce(torch.stack(squares, dim=1))  # [num_tokens, 2]
-        totals = torch.tensor([part.total for part in self.parts.values()], dtype=sums.dtype, device=sums.device)
-        scales = (sums / totals + self.eps).rsqrt_()
+        scales = (sums / self.totals + self.eps).rsqrt_()
         for piece, x, scale, weight in zip(pieces, wide, scales.unbind(1), weights, strict=True):
             piece.copy_(x.mul_(scale[:, None]).mul_(weight))

@@ -1,6 +1,7 @@
 """`MemoryBudget`: how much memory a rank may use, and how much of it is left for the KV cache.
 
-On a GPU each rank has memory of its own, and the share `gpu_memory_utilization` is for weights, working memory and KV cache.
+On a GPU each rank has memory of its own, and the share `gpu_memory_utilization` is for weights, working memory and KV cache of
+this engine. So much must be free when the engine starts: several engines on one GPU have a share each.
 
 On a CPU all ranks of all replicas of the machine share its memory. Together they need:
 
@@ -132,6 +133,7 @@ class MemoryBudget:
         free_bytes = self._free_bytes
         utilization = self._cache.memory_utilization
         if num_bytes <= self._budget_bytes:
+            self._check_share_is_free(total_bytes)
             return
         ways = ["set quantization", "raise tensor_parallel_size or pipeline_parallel_size"]
         if num_bytes < min(free_bytes, total_bytes):
@@ -142,6 +144,18 @@ class MemoryBudget:
             f"the weights of a rank are {_gib(num_bytes)}, but the engine may use {_gib(self._budget_bytes)} of its GPU, which "
             f"has {_gib(total_bytes)}, {_gib(free_bytes)} of them free (gpu_memory_utilization={utilization:g}); "
             f"{', '.join(ways)}, or use a larger GPU"
+        )
+
+    def _check_share_is_free(self, total_bytes: int) -> None:
+        """A later start takes the KV cache of the first one, whatever the share is."""
+        needs_share = self._is_first_start and self._cache.memory_bytes is None
+        if not needs_share or self._budget_bytes <= self._free_bytes:
+            return
+        lower = self._free_bytes * 100 // total_bytes / 100
+        raise OutOfMemoryError(
+            f"gpu_memory_utilization={self._cache.memory_utilization:g} is {_gib(self._budget_bytes)} of the GPU's "
+            f"{_gib(total_bytes)}, but only {_gib(self._free_bytes)} of them is free; lower it to {lower:g} at most, end other "
+            "programs that use the GPU, or set kv_cache_memory_bytes"
         )
 
     def _check_kv_cache(self, memory_bytes: int, num_bytes: int) -> None:

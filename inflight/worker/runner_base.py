@@ -14,6 +14,7 @@ from inflight.device.accelerator import Accelerator
 from inflight.device.base import Device
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec
+from inflight.kernels.token_masks import run_token_masks_once
 from inflight.layers.attention import Attention
 from inflight.layers.recurrent_state import RecurrentState
 from inflight.models.causal_lm import CausalLM
@@ -102,6 +103,12 @@ class RunnerBase(ABC):
         """Run a step without requests, because the first call of each kernel is slow. All ranks do this together, after
         `initialize`, and once in each later epoch."""
         self.dummy_run(1)
+        if self._draws and isinstance(
+            self._device, Accelerator
+        ):  # otherwise the first grammar would compile the kernel
+            vocab_size, device = self._config.model.architecture.vocab_size, self._device.torch_device
+            self._device.compute.enqueue(lambda: run_token_masks_once(vocab_size, device))
+            self._device.compute.record().synchronize()
 
     def begin_epoch(self, pipeline: Pipeline) -> None:
         """Use the links of a new epoch, which begins after a fault. The steps of the old epoch are void. Weights and KV arena

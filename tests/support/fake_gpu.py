@@ -26,12 +26,14 @@ from inflight.attention.backend import AttentionBackend
 from inflight.config.cuda_driver import Gpu
 from inflight.config.machine import Machine
 from inflight.device.accelerator import Accelerator, Event, Stream
+from tests.support.device_tensors import RECORDING, host_memory
 
 T = TypeVar("T")
 
+HOST = torch.device("cpu")
 COPY_OUT_FIRST = ("copy_out", "copy_in", "link", "compute")
 COMPUTE_FIRST = ("compute", "link", "copy_in", "copy_out")
-_RUNNING = threading.RLock()  # Triton's interpreter serves one thread at a time, whatever device it is
+_INTERPRETING = threading.RLock()  # Triton's interpreter serves one thread at a time, whatever device it is
 
 
 class FakeEvent(Event):
@@ -61,7 +63,7 @@ class FakeStream(Stream):
         self._put((event,))
 
     def _put(self, item: Callable[[], None] | FakeEvent | tuple[FakeEvent]) -> None:
-        with _RUNNING:
+        with self._device.running:
             self.queue.append(item)
             if self._device.eager:
                 self._device.run_all()
@@ -84,8 +86,13 @@ class FakeGraph:
     def __init__(self, work: Callable[[], None]) -> None:
         self._operations: list[Callable[[], None]] = []
         recorder = _Recorder(self._operations)
-        with recorder, _recorded_kernels(self._operations, recorder), np.errstate(all="ignore"):
-            work()
+        _share_interpreter()
+        RECORDING.recorder, RECORDING.is_on = recorder, True
+        try:
+            with recorder, np.errstate(all="ignore"):
+                work()
+        finally:
+            RECORDING.recorder, RECORDING.is_on = None, False
 
     def replay(self) -> None:
         for operation in self._operations:
@@ -95,14 +102,14 @@ class FakeGraph:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, operations: list[Callable[[], None]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._operations = operations
+        self.operations = operations
         self.is_off = False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         if not self.is_off:
-            self._operations.append(lambda: _again(function, args, kwargs, result))
+            self.operations.append(lambda: _again(function, args, kwargs, result))
         return result
 
 
@@ -110,54 +117,67 @@ def _again(function: Any, args: Any, kwargs: Any, result: Any) -> None:
     renewed = function(*args, **kwargs)
     old, new = (list(value) if isinstance(value, (tuple, list)) else [value] for value in (result, renewed))
     for before, after in zip(old, new, strict=True):
-        if isinstance(before, torch.Tensor) and before.data_ptr() != after.data_ptr():
+        if isinstance(before, torch.Tensor) and host_memory(before).data_ptr() != host_memory(after).data_ptr():
             before.copy_(after)
 
 
-class _recorded_kernels:  # noqa: N801 a context manager
-    """Kernels are run by Triton's interpreter, and noted with their arguments."""
+def as_one_operation(run: Callable[[], None]) -> None:
+    """Call `run`. If this thread records a graph, the graph calls it again, whatever it does."""
+    recorder: _Recorder | None = getattr(RECORDING, "recorder", None)
+    if recorder is None or recorder.is_off:
+        run()
+        return
+    recorder.is_off, RECORDING.is_on = True, False
+    try:
+        run()
+    finally:
+        recorder.is_off, RECORDING.is_on = False, True
+    recorder.operations.append(run)
 
-    def __init__(self, operations: list[Callable[[], None]], recorder: _Recorder) -> None:
-        self._operations, self._recorder = operations, recorder
 
-    def __enter__(self) -> None:
-        from triton.runtime.interpreter import GridExecutor
+def _share_interpreter() -> None:
+    """From now on Triton's interpreter runs one kernel at a time, on the numbers of device tensors, and graphs note kernels
+    with their arguments."""
+    from triton.runtime.interpreter import GridExecutor
 
-        self._original = original = GridExecutor.__call__
+    with _INTERPRETING:
+        if hasattr(GridExecutor, "_inflight_shared"):
+            return
+        original = GridExecutor.__call__
 
         def call(executor: Any, *args: Any, **kwargs: Any) -> None:
+            args, kwargs = tuple(map(host_memory, args)), {name: host_memory(each) for name, each in kwargs.items()}
+
             def run() -> None:
-                original(executor, *args, **kwargs)
+                with _INTERPRETING:
+                    original(executor, *args, **kwargs)
 
-            self._recorder.is_off = True
-            try:
-                run()
-            finally:
-                self._recorder.is_off = False
-            self._operations.append(run)
+            as_one_operation(run)
 
-        GridExecutor.__call__ = call
-
-    def __exit__(self, *_: object) -> None:
-        from triton.runtime.interpreter import GridExecutor
-
-        GridExecutor.__call__ = self._original
+        GridExecutor.__call__, GridExecutor._inflight_shared = call, True
 
 
 class FakeGpu(Accelerator):
     """
     Args:
         order: names of streams; when several can advance, the first of these does.
+        torch_device: where its tensors are; see `device_tensors.gpu`.
     """
 
     kind = "cuda"
-    torch_device = torch.device("cpu")
     num_multiprocessors = 2
     max_shared_bytes = 227 << 10
 
     def __init__(
-        self, *, order: Sequence[str] = COMPUTE_FIRST, eager: bool = False, memory_bytes: int = 1 << 30
+        self,
+        *,
+        order: Sequence[str] = COMPUTE_FIRST,
+        eager: bool = False,
+        memory_bytes: int = 1 << 30,
+        torch_device: torch.device = HOST,
     ) -> None:
+        self.running = threading.RLock()
+        self.torch_device = torch_device
         self.order, self.eager, self.memory_bytes = tuple(order), eager, memory_bytes
         self.num_graphs = 0
         self._streams: list[FakeStream] = []
@@ -174,7 +194,7 @@ class FakeGpu(Accelerator):
 
     def advance(self) -> bool:
         """One piece of work; False if no stream can."""
-        with _RUNNING:
+        with self.running:
             for stream in sorted(self._streams, key=lambda stream: self.order.index(stream.name)):
                 if stream.can_advance():
                     stream.advance()
@@ -186,7 +206,9 @@ class FakeGpu(Accelerator):
             pass
 
     def run_until(self, is_done: Callable[[], bool]) -> None:
-        with _RUNNING:
+        if is_done():  # also while another thread waits for another rank
+            return
+        with self.running:
             while not is_done():
                 assert self.advance(), "a stream waits for an event that nobody will reach"
 
@@ -197,21 +219,27 @@ class FakeGpu(Accelerator):
         return self.memory_bytes
 
     def measure_peak_bytes(self, work: Callable[[], object]) -> int:
-        with _RUNNING, np.errstate(all="ignore"):
+        with self.running, np.errstate(all="ignore"):
             work()
         return 0
 
     def allocate_arena(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
-        return torch.zeros(num_blocks, block_bytes, dtype=torch.uint8)
+        return torch.zeros(num_blocks, block_bytes, dtype=torch.uint8, device=self.torch_device)
 
     def to_device(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        return torch.from_numpy(array.copy())
+        return torch.from_numpy(array.copy()).to(self.torch_device)
 
     def pinned(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(num_elements, dtype=dtype)
 
+    def pinned_pages(self, num_bytes: int) -> torch.Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+
+    def enter_thread(self) -> None:
+        """Any thread may use it."""
+
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        with _RUNNING:
+        with self.running:
             assert not any(stream.queue for stream in self._streams), "something else is queued"
             assert not gc.isenabled(), "what is collected now would end the recording"
             self.num_graphs += 1
@@ -243,14 +271,15 @@ GPUS = (Gpu(name="fake", compute_capability=(9, 0), num_multiprocessors=2, total
 
 def install(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> None:
     """Engines find `gpu`, and Triton's attention for it; what is no kernel of the step is plain torch."""
+    _share_interpreter()
     machine = Machine(device="cuda", num_cores=1, dtypes=("float32", "bfloat16", "float16"), gpus=GPUS)
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")  # a recording does not see calls of C++
     monkeypatch.setattr("inflight.engine.start.model_files.detect_machine", lambda device: machine)
     monkeypatch.setattr("inflight.worker.worker.get_device", lambda kind, rank: gpu)
-    monkeypatch.setattr("inflight.worker.worker.get_backend", _triton_backend)
+    monkeypatch.setattr("inflight.worker.worker.get_backend", lambda *_, **__: triton_backend(gpu.torch_device))
 
 
-def _triton_backend(*_: object, **__: object) -> AttentionBackend:
+def triton_backend(device: torch.device) -> AttentionBackend:
     from inflight.attention.triton_paged import TritonPagedBackend
 
-    return TritonPagedBackend(FakeGpu.torch_device, num_multiprocessors=FakeGpu.num_multiprocessors)
+    return TritonPagedBackend(device, num_multiprocessors=FakeGpu.num_multiprocessors)

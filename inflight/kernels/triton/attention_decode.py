@@ -103,7 +103,7 @@ def combine(
     tl.store(output + to, acc.to(output.dtype.element_ty), mask=(h < PER_HEAD)[:, None] & in_head)
 
 
-@triton.jit(do_not_specialize=["block_table", "slots", "seq_lens", "usual_splits"])
+@triton.jit(do_not_specialize=["block_table", "slots", "seq_lens", "table_stride", "usual_splits"])
 def attention_decode_kernel(
     query,  # [num_rows, num_heads, HEAD_DIM]
     cache,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM], blocks `block_stride` elements apart

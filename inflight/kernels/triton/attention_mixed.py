@@ -44,7 +44,9 @@ def load_ends(ends, token, num_queries, first_query, BLOCK_Q: tl.constexpr):
     )
 
 
-@triton.jit(do_not_specialize=["num_rows", "block_table", "slots", "seq_lens", "query_start_loc", "image_ends"])
+@triton.jit(
+    do_not_specialize=["num_rows", "block_table", "slots", "seq_lens", "query_start_loc", "image_ends", "table_stride"]
+)
 def attention_mixed_kernel(
     query,  # [num_tokens, num_heads, HEAD_DIM]
     cache,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM], blocks `block_stride` elements apart

@@ -20,7 +20,7 @@ def _store(pointers, x, keep):
     tl.store(pointers, x.to(pointers.dtype.element_ty), mask=keep)
 
 
-@triton.jit(do_not_specialize=["positions", "block_table", "token_slots"])
+@triton.jit(do_not_specialize=["positions", "block_table", "token_slots", "table_stride"])
 def rotary_kv_kernel(
     heads,  # [num_tokens, num_heads + 2 * num_kv_heads, HEAD_DIM], tokens `heads_stride` elements apart
     weight,  # [num_heads + num_kv_heads, HEAD_DIM], the weights of the norm

@@ -97,6 +97,8 @@ class GraphModelRunner(Runner[DeviceStep, IntermediateTensors | None, DeviceStep
         self._mixed_sizes = mixed_sizes(graph_tokens) if captures else []
         self._inbox = TokenInbox(parts.pipeline.receiver, self._apply_drawn_elsewhere)
         self._graphs = GraphRunner(device)
+        # Each rank of the last stage tells the rank of the first stage that has the same tp_rank.
+        self._tells = self._draws or bool(parts.pipeline.senders)
         self._advanced: DeviceStep | None = None  # the step whose draw has advanced the state to the next step
         self._applied: DeviceStep | None = None  # the step whose rows are in the state
         self._undrawn: DeviceStep | None = None  # the step whose logits are in `logits`, until its tokens are drawn
@@ -125,13 +127,11 @@ class GraphModelRunner(Runner[DeviceStep, IntermediateTensors | None, DeviceStep
     def initialize(self, kv_cache_config: KVCacheConfig) -> None:
         super().initialize(kv_cache_config)
         self._state = DeviceState(self._sizes(len(kv_cache_config.groups)), self._device.torch_device)
-        num_bytes = self._state.flat.nbytes
-        history_bytes = self._state.part("history").nbytes
         logger.info(
             "the inputs of steps use %.0f MiB of GPU memory; %.0f MiB of this are for the tokens of max_num_seqs requests "
             "of max_model_len tokens",
-            num_bytes / 2**20,
-            history_bytes / 2**20,
+            self._state.flat.nbytes / 2**20,
+            self._state.part("history").nbytes / 2**20,
         )
         self._programs.bind(self._state, kv_cache_config)
         self._entries = StepEntries(self._state, self._config.model.architecture.vocab_size, draws=self._stage.is_last)
@@ -366,17 +366,17 @@ class GraphModelRunner(Runner[DeviceStep, IntermediateTensors | None, DeviceStep
         self, model_input: DeviceStep, forward: object, grammar_output: GrammarOutput | None = None
     ) -> DeviceStep:
         step = model_input
-        plan = model_input.plan
         if not self._stage.is_last:
             return step
-        with self._timeline.span(plan.step_id, "sample"):
+        with self._timeline.span(step.plan.step_id, "sample"):
             if not step.continues:
                 self._apply(step.staged, step.counts.drawn, step.counts.requests, step.counts.requests)
             step.staged.release()
             processors = self._enqueue_draws(step, grammar_output) if step.shape.num_draws else None
-            if self._draws and (step.shape.num_draws or step.parts is not None):
+            parts = step.parts if self._draws else None
+            if (self._tells and step.shape.num_draws) or parts is not None:
                 tokens = self._programs.tokens[: len(step.slots)]
-                self._copied = step.out.start(self._accelerator, tokens, processors, step.parts)
+                self._copied = step.out.start(self._accelerator, tokens, processors, parts)
             return step
 
     def _enqueue_draws(self, step: DeviceStep, grammar_output: GrammarOutput | None) -> LogitsProcessors | None:
@@ -415,13 +415,13 @@ class GraphModelRunner(Runner[DeviceStep, IntermediateTensors | None, DeviceStep
     # -- drain: on the host ----------------------------------------------------------------------------------------------
 
     def drain(self, drawn: DeviceStep) -> ModelRunnerOutput:
-        if not self._draws:
+        if not self._tells:
             return ModelRunnerOutput(step_id=drawn.plan.step_id)
         with self._timeline.span(drawn.plan.step_id, "drain"):
             output = drawn.out.wait(drawn.plan.step_id)
             for sender in self._pipeline.senders if len(output.sampled_token_ids) else ():
                 sender.send(torch.from_numpy(output.sampled_token_ids.clip(min=0)[:, None]))
-            return output
+            return output if self._draws else ModelRunnerOutput(step_id=drawn.plan.step_id)
 
     # -- common ----------------------------------------------------------------------------------------------------------
 

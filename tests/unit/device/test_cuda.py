@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ class Played:
         self.streams: list[PlayedStream] = []
         self.current: PlayedStream | None = None
         self.end_fails = self.synchronize_fails = False
+        self.pin_error = 0
 
     def note(self, name: str) -> Callable[..., None]:
         return lambda *_args, **_more: self.log.append(name)
@@ -36,6 +38,14 @@ class Played:
 
     def set_stream(self, stream: PlayedStream) -> None:
         self.current = stream
+
+    def check_error(self, code: int) -> None:
+        if code:
+            raise RuntimeError(f"CUDA error {code}")
+
+    def pin(self, address: int, num_bytes: int, flags: int) -> int:
+        self.log.append(f"pin {num_bytes} at {address}")
+        return self.pin_error
 
     @contextmanager
     def stream(self, stream: PlayedStream) -> Iterator[None]:
@@ -105,6 +115,10 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
         "memory_reserved": lambda device: made.reserved,
         "reset_peak_memory_stats": made.note("reset"),
         "max_memory_reserved": lambda device: made.peak,
+        "check_error": made.check_error,
+        "cudart": lambda: SimpleNamespace(
+            cudaHostRegister=made.pin, cudaHostUnregister=lambda address: made.log.append(f"unpin {address}")
+        ),
         "get_device_properties": lambda device: SimpleNamespace(
             multi_processor_count=7, shared_memory_per_block_optin=9
         ),
@@ -136,10 +150,33 @@ def test_the_constructor_enters_the_device(played: Played) -> None:
     device.close()
 
 
-def test_the_budget_is_the_share_of_all_memory_less_what_is_in_use(device: CudaDevice, played: Played) -> None:
+def test_the_budget_is_the_share_of_all_memory_whoever_uses_the_rest(device: CudaDevice, played: Played) -> None:
     assert (device.available_memory_bytes(), device.total_memory_bytes()) == (30, 100)
     assert played.log == ["empty_cache"]
-    assert (device.budget_bytes(0.9), device.budget_bytes(0.5)) == (20, 0)  # 70 are in use
+    assert (device.budget_bytes(0.9), device.budget_bytes(0.5)) == (90, 50)  # 70 are in use
+
+
+def test_pinned_pages_take_what_they_hold_and_are_free_again(device: CudaDevice, played: Played) -> None:
+    """torch's own pinned memory would be 4 MiB here, and stay."""
+    memory = device.pinned_pages(3 << 20)
+    address = memory.data_ptr()
+    assert (memory.dtype, memory.shape, int(memory.sum())) == (torch.uint8, (3 << 20,), 0)
+    view = memory.view(3, -1).numpy()
+    del memory
+    gc.collect()
+    assert played.log == [f"pin {3 << 20} at {address}"]
+    view[:] = 1
+    del view
+    gc.collect()
+    assert played.log == [f"pin {3 << 20} at {address}", f"unpin {address}"]
+    played.pin_error = 2
+    with pytest.raises(OutOfMemoryError, match=r"cannot be pinned .*lower kv_offloading_size"):
+        device.pinned_pages(1 << 20)
+
+
+def test_a_thread_that_enters_uses_this_gpu(device: CudaDevice, played: Played) -> None:
+    device.enter_thread()
+    assert played.log == ["use cuda:1"]
 
 
 def test_the_peak_is_that_of_the_work(device: CudaDevice, played: Played) -> None:

@@ -43,6 +43,10 @@ class HeldCopies:
         self.arena = np.repeat(np.arange(NUM_BLOCKS, dtype=np.uint8)[:, None], BLOCK_BYTES, axis=1)
         self.slab: Any = HeldSlab()
         self.before: Callable[[str], None] = lambda what: None
+        self.entered: list[str] = []
+
+    def enter_thread(self) -> None:
+        self.entered.append(threading.current_thread().name)
 
     def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         self.before("save")
@@ -196,6 +200,7 @@ def test_without_tiers_blocks_are_saved_and_loaded(copies: HeldCopies) -> None:
     assert get(transfers.save(1, [3], [9], [])) is True
     assert get(transfers.load([9], [4], None)) is True
     assert copies.block(4) == 3
+    assert copies.entered == ["inflight-kv-copy_0"]  # on a GPU it says which, before it copies
     transfers.begin_epoch()
     assert get(transfers.load([9], [5], None)) is True
     transfers.close()

@@ -12,8 +12,8 @@ from typing import Any
 
 from inflight.config.engine_args import EngineArgs
 from inflight.config.machine import Machine
-from inflight.config.parse_architecture import parse_architecture
 from inflight.config.resolve import resolve
+from inflight.config.unknown_family import describe_model
 from inflight.engine.start.kv_cache_sizing import make_kv_cache_configs
 from inflight.executor.uniproc import UniProcExecutor
 from inflight.worker.worker import Worker
@@ -47,9 +47,12 @@ def make_executor(
     *,
     device: str = "cpu",
     depth: int = 2,
+    timeout_seconds: float = 300.0,
     **engine_args: Any,
 ) -> Driven:
-    """`depth`: the most steps in flight. `device` "cuda": the test says what `inflight.worker.worker.get_device` makes."""
+    """`depth`: the most steps in flight. `timeout_seconds`: of a step.
+
+    `device` "cuda": the test says what `inflight.worker.worker.get_device` makes."""
     args = EngineArgs(
         model=str(folder),
         dtype="float32",
@@ -72,19 +75,27 @@ def make_executor(
     config = resolve(
         args,
         folder=folder,
-        architecture=parse_architecture(json.loads((folder / "config.json").read_text())),
-        machine=Machine(device=device, num_cores=1, dtypes=("float32",), gpus=() if device == "cpu" else GPUS),
-        timeout_seconds=300.0,
+        architecture=describe_model(
+            json.loads((folder / "config.json").read_text()), engine_args.get("model_impl", "inflight"), device=device
+        ),
+        machine=Machine(
+            device=device, num_cores=1, dtypes=("float32",), gpus=() if device == "cpu" else GPUS * tp * pp
+        ),
+        timeout_seconds=timeout_seconds,
     )
     config = replace(config, scheduler=replace(config.scheduler, depth=depth))
     with verify_all_drafts():
         executor = UniProcExecutor(config)
-    specs = executor.get_kv_cache_specs()
-    configs = make_kv_cache_configs(
-        specs, [1 << 23] * len(specs), max_model_len=64, max_step_tokens=64, is_measured=False
-    )
-    assert configs[0].num_blocks >= NUM_BLOCKS
-    executor.initialize_from_config(configs)
+    try:
+        specs = executor.get_kv_cache_specs()
+        configs = make_kv_cache_configs(
+            specs, [1 << 23] * len(specs), max_model_len=64, max_step_tokens=64, is_measured=False
+        )
+        assert configs[0].num_blocks >= NUM_BLOCKS
+        executor.initialize_from_config(configs)
+    except BaseException:
+        executor.shutdown()  # otherwise the threads of its ranks would go on
+        raise
     return Driven(executor, len(configs[0].groups), max_drafts)
 
 

@@ -173,6 +173,17 @@ def refusal(num_bytes: int, budget_bytes: int, free_bytes: int, memory_utilizati
     return str(caught.value)
 
 
+def test_the_share_of_a_gpu_is_for_this_engine_and_must_be_free() -> None:
+    """Two engines with 0.45 each share a GPU of 100 GiB; a third one does not fit."""
+    second = budget(54 * GIB, 45 * GIB, memory_utilization=0.45)
+    second._check_weights_on_gpu(30 * GIB, 100 * GIB)
+    third = budget(9 * GIB, 45 * GIB, memory_utilization=0.45)
+    with pytest.raises(OutOfMemoryError, match=r"0\.45 is 45\.00 GiB .* only 9\.00 GiB .* lower it to 0\.09 at most"):
+        third._check_weights_on_gpu(3 * GIB, 100 * GIB)
+    for known in ({"memory_bytes": GIB}, {"num_blocks": 7, "memory_bytes": GIB}):
+        budget(9 * GIB, 45 * GIB, memory_utilization=0.45, **known)._check_weights_on_gpu(3 * GIB, 100 * GIB)
+
+
 def replicated(free_bytes: int, num_replicas: int, num_ranks: int = 1, **cache: Any) -> MemoryBudget:
     config = engine_config(tensor_parallel_size=num_ranks)
     parallel = replace(config.parallel, replicas=tuple(range(num_replicas)))

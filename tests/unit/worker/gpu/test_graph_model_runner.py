@@ -179,7 +179,9 @@ def test_other_stages_get_token_ids_even_where_no_token_was_possible(drawn: list
     """Steps of the request may be under way there, and they look up its embedding."""
     sent: list[Any] = []
     sender = SimpleNamespace(send=lambda message: sent.append(message.tolist()))
-    runner: Any = SimpleNamespace(_draws=True, _timeline=Timeline(), _pipeline=SimpleNamespace(senders=[sender]))
+    runner: Any = SimpleNamespace(
+        _draws=True, _tells=True, _timeline=Timeline(), _pipeline=SimpleNamespace(senders=[sender])
+    )
     output = ModelRunnerOutput(step_id=3, sampled_token_ids=np.array(drawn, dtype=np.int32))
     step: Any = SimpleNamespace(plan=SimpleNamespace(step_id=3), out=SimpleNamespace(wait=lambda step_id: output))
     assert GraphModelRunner.drain(runner, step) is output
