@@ -27,34 +27,34 @@ _registering = threading.Lock()
 class DeviceTensor(Tensor):
     """
     Attributes:
-        inner: the numbers, a tensor in host memory of the same shape and strides.
+        numbers: a tensor in host memory of the same shape and strides.
     """
 
-    inner: Tensor
+    numbers: Tensor
 
     @staticmethod
-    def __new__(cls, inner: Tensor, device: torch.device) -> DeviceTensor:
+    def __new__(cls, numbers: Tensor, device: torch.device) -> DeviceTensor:
         with torch.inference_mode(False):  # views of tensors that are older than this mode have their version
-            tensor: DeviceTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]  # missing in torch's stub
+            tensor: DeviceTensor = Tensor._make_wrapper_subclass(
                 cls,
-                inner.shape,
-                strides=inner.stride(),
-                storage_offset=inner.storage_offset(),
-                dtype=inner.dtype,
+                numbers.shape,
+                strides=numbers.stride(),
+                storage_offset=numbers.storage_offset(),
+                dtype=numbers.dtype,
                 device=device,
                 requires_grad=False,
             )
-        tensor.inner = inner
+        tensor.numbers = numbers
         return tensor
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = dict(kwargs or {})
-        if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd"):
-            decomposed = function.decompose(*args, **kwargs)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            decomposed = func.decompose(*args, **kwargs)
             if decomposed is not NotImplemented:
                 return decomposed
-        return _run(function, args, kwargs)
+        return _run(func, args, kwargs)
 
 
 def gpu(index: int) -> torch.device:
@@ -67,12 +67,12 @@ def gpu(index: int) -> torch.device:
 
 def host_memory(value: Any) -> Any:
     """The numbers of a device tensor; everything else as it is."""
-    return value.inner if isinstance(value, DeviceTensor) else value
+    return value.numbers if isinstance(value, DeviceTensor) else value
 
 
 def _register() -> None:
-    _setup_privateuseone_for_python_backend(DEVICE_TYPE)  # type: ignore[no-untyped-call]
-    library = torch.library.Library("aten", "IMPL")
+    _setup_privateuseone_for_python_backend(DEVICE_TYPE)
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 
     def empty(size: Any, dtype: Any = None, layout: Any = None, device: Any = None, **_: Any) -> Tensor:
         return DeviceTensor(torch.empty(size, dtype=dtype, device="cpu"), device)
@@ -93,7 +93,7 @@ def _register() -> None:
         "_copy_from": copy_from,
     }
     for name, operation in operations.items():
-        library.impl(name, operation, "PrivateUse1")
+        library.impl(name, operation, "PrivateUse1")  # type: ignore[no-untyped-call]
     _registered.append(library)
 
 
@@ -121,7 +121,7 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     is_read = function.name() in ("aten::_local_scalar_dense", "aten::nonzero")
     if is_read or device.type != DEVICE_TYPE or any(each.device.type == "cpu" and each.dim() for each in tensors):
         _refuse_in_a_recording(function.name())
-    same = {id(each.inner): each for each in there}
+    same = {id(each.numbers): each for each in there}
     result = function(*pytree.tree_map(host_memory, args), **pytree.tree_map(host_memory, kwargs))
 
     def wrapped(value: Any) -> Any:
