@@ -72,6 +72,7 @@ class Timeline:
         spans = sorted(self._under_way.copy().values(), key=lambda span: span[2])
         return [f"{phase} of step {step_id} for {(now - start) / 1e9:.1f} s" for step_id, phase, start in spans]
 
-    def events(self) -> list[Event]:
-        """Returns the events that are still in the ring buffer, by start time."""
-        return sorted((event for event in self._ring if event is not None), key=lambda event: event.start_ns)
+    def events(self, since_ns: int = 0) -> list[Event]:
+        """Returns the events that are still in the ring buffer and ended after `since_ns`, by start time."""
+        events = [event for event in self._ring if event is not None and event.end_ns > since_ns]
+        return sorted(events, key=lambda event: event.start_ns)

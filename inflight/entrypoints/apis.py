@@ -4,6 +4,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from inflight.entrypoints.anthropic import api as anthropic
+from inflight.entrypoints.engine_api import api as engine_api
 from inflight.entrypoints.http.api import Api, ErrorForm, plain_error
 from inflight.entrypoints.ollama import api as ollama
 from inflight.entrypoints.openai import api as openai
@@ -16,6 +17,7 @@ APIS: dict[str, Api] = {
     "anthropic": anthropic.API,
     "ollama": ollama.API,
     "pooling": pooling_api.API,
+    "engine": engine_api.API,
 }
 
 

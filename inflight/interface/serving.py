@@ -4,6 +4,8 @@ the core's owner   -- StartEngine (on the control socket, see engine/process/eng
 core               -- EngineReady | EngineStartFailed -->  every front end
 front end          -- AddRequest, AbortRequests, ResetPrefixCache; EndDamagedEngine, if a frame is damaged -->  core
 core               -- EngineOutputs, PrefixCacheReset, FaultStatus; EngineDied, if the core has failed -->  front end
+front end          -- Watch, EndRequests (engine_view.py) -->  core
+core               -- EngineView, while the front end watches -->  front end
 core               -- CachedBlocks, if `ParallelConfig.routes_by_prefix` -->  front end
 
 When a front end's stream ends, the core ends all requests of this front end. When the control socket is closed, the core ends.
@@ -16,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inflight.config.engine import EngineConfig
+from inflight.interface.engine_view import EndRequests, EngineView, Watch
 from inflight.interface.messages import WorkerFailure
 from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, Int32Array
 from inflight.interface.statistics import FaultStatus, SchedulerStats
@@ -139,6 +142,9 @@ ServingMessage = (
     | PrefixCacheReset
     | EngineOutputs
     | CachedBlocks
+    | Watch
+    | EndRequests
+    | EngineView
     | EngineDied
     | FaultStatus
 )

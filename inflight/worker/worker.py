@@ -247,9 +247,9 @@ class Worker(StepPipeline):
             return None
         return self._profiler.stop()
 
-    def timeline_events(self) -> list[Event]:
+    def timeline_events(self, since_ns: int = 0) -> list[Event]:
         """The last events of this rank: `prepare`, `receive`, `forward`, `sample`, `drain` and `send` of each step."""
-        return self._timeline.events()
+        return self._timeline.events(since_ns)
 
     def shutdown(self) -> None:
         self._has_left = True

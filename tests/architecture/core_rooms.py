@@ -51,6 +51,10 @@ EDGES = {
         *("worker/parts/image*.py", "layers/mrope.py", "attention/image_ends.py"),
         *("config/image_args.py", "engine/request/prepared_prompt.py"),
     ),
+    "watching an engine": (
+        *("interface/engine_view.py", "kv_cache/block_states.py", "scheduler/watched_state.py"),
+        *("engine/process/engine_watch.py", "engine/serving/engine_views.py"),
+    ),
     "attention without the C++ kernels": ("attention/torch_sdpa.py",),
     "file formats": (
         *("config/gguf_*.py", "config/safetensors_file.py", "config/stored_*.py", "config/weight_format.py"),

@@ -103,6 +103,7 @@ GATES = {
             "engine/core/engine_core.py",
             "engine/core/step_loop.py",
             "engine/core/step_records.py",
+            "engine/process/engine_watch.py",
             "engine/start/make_core.py",
             "engine/start/step_times.py",
             "engine/start/pipeline_tuning.py",

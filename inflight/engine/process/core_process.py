@@ -42,6 +42,8 @@ from inflight.engine.core.engine_core import EngineCore
 from inflight.engine.core.step_loop import CoreListener
 from inflight.engine.process.control_socket import Begin, ControlSocket, FrontEndLink
 from inflight.engine.process.engine_process import EXIT_GIVEN_UP, title_of
+from inflight.engine.process.engine_watch import EngineWatch
+from inflight.engine.process.garbage import BUSY_SECONDS, IDLE_SECONDS, Garbage
 from inflight.engine.process.head_links import HeadLinks
 from inflight.engine.process.outbox import EXIT_FAILED
 from inflight.engine.start.make_core import make_core
@@ -50,6 +52,7 @@ from inflight.errors import CodecError, ConfigError, EngineDeadError, EngineErro
 from inflight.executor.executor import Executor
 from inflight.executor.failures import failure_of, first_line
 from inflight.interface.codec import Message
+from inflight.interface.engine_view import EndRequests, Watch
 from inflight.interface.request import EngineCoreOutput, FinishReason
 from inflight.interface.serving import (
     AbortRequests,
@@ -76,7 +79,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("inflight.engine.process.core_process")  # not `__name__`, which is "__main__" in a program
 
 STATS_SECONDS = 0.05  # the shortest time between two reports of the engine's state to the front ends
-BUSY_COLLECTION_SECONDS, IDLE_COLLECTION_SECONDS = 60.0, 1.0  # the shortest time between two garbage collections
 MAX_END_SECONDS = 15.0  # how long a step may still run when the control socket is closed
 GUILTY = "the engine failed: its process ended each time it computed this request"
 MAX_GOODBYE_SECONDS = 1.0  # how long it may take to send a front end the reason of a failure
@@ -118,8 +120,9 @@ class CoreServer(CoreListener):
         self._owners: dict[str, FrontEndLink] = {}  # id of a sequence in the core -> the front end that sent it
         self._awaited: Future[ModelRunnerOutput] | None = None  # when this step is done, the loop is woken
         self._is_running = False
+        self._watch = EngineWatch()
         self._next_report = 0.0
-        self._last_collection = time.monotonic()
+        self._garbage = Garbage()
         self._is_reported = False  # whether the newest state of the engine was sent to the front ends
 
     def start_reading(self, control: ControlSocket) -> None:
@@ -186,7 +189,7 @@ class CoreServer(CoreListener):
                     core.check_ranks()
                     if not self._is_reported:
                         self._distribute((), report=True)
-                    self._collect_garbage(IDLE_COLLECTION_SECONDS)
+                    self._garbage.collect(IDLE_SECONDS)
                     self._take(self._arrivals.get())
                 self._take_arrivals()
         except Exception as error:
@@ -204,14 +207,7 @@ class CoreServer(CoreListener):
             return
         self._is_reported = False
         self._distribute(outputs, report=time.monotonic() >= self._next_report)
-        self._collect_garbage(BUSY_COLLECTION_SECONDS)
-
-    def _collect_garbage(self, seconds: float) -> None:
-        """Collect garbage if the last collection was `seconds` ago. Python itself would collect during steps (5 ms)."""
-        now = time.monotonic()
-        if now - self._last_collection >= seconds:
-            gc.collect()
-            self._last_collection = now
+        self._garbage.collect(BUSY_SECONDS)
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -266,12 +262,15 @@ class CoreServer(CoreListener):
             case ResetPrefixCache():
                 self._core.reset_prefix_cache(reset_connector=message.with_connector)
                 link.outbox.send(PrefixCacheReset(call_id=message.call_id))
+            case Watch() | EndRequests():
+                self._watch.take(link, message, self._core)
             case None:
                 left = [request_id for request_id, owner in self._owners.items() if owner is link]
                 aborted = f"; its {len(left)} running sequences are aborted" if left else ""
                 logger.info("front end %d has disconnected%s", link.index, aborted)
                 self._abort(left)
                 self._links.remove(link)
+                self._watch.leave(link)
                 link.outbox.close(0.0)  # otherwise its thread and its socket would stay if there is nothing to send
         self._is_reported = False
 
@@ -342,6 +341,7 @@ class CoreServer(CoreListener):
         for link, own in by_link.items():
             if own or stats is not None:
                 link.outbox.put(own, link.num_received, stats)
+        self._watch.show(self._core, self._executor, is_reported=report)
 
     def _fail_step(self, error: EngineError) -> None:
         """End the requests that the error of a failed step names. If it names none, end all. Other requests keep their
@@ -362,7 +362,7 @@ class CoreServer(CoreListener):
         self._distribute(outputs, report=True)
 
 
-ALLOWED = (AddRequest, AbortRequests, ResetPrefixCache, EndDamagedEngine)
+ALLOWED = (AddRequest, AbortRequests, ResetPrefixCache, EndDamagedEngine, Watch, EndRequests)
 
 
 def main() -> int:

@@ -354,6 +354,11 @@ class AsyncLLM(Texts):
         self._own_loop.check()
 
     @property
+    def engines(self) -> Sequence[EngineClient]:
+        """The replicas, in the order of their numbers."""
+        return self._replicas.engines
+
+    @property
     def fault_status(self) -> FaultStatus:
         """Whether the engine recovers from a fault, and which recoveries there were, in all replicas together."""
         return self._replicas.fault_status

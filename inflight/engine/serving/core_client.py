@@ -10,6 +10,7 @@ from typing import Protocol, cast
 
 from inflight.errors import CodecError, EngineDeadError, EngineError, error_by_name
 from inflight.interface.codec import Decoder, Message, encode
+from inflight.interface.engine_view import EngineView
 from inflight.interface.framing import Buffer, FrameReader
 from inflight.interface.serving import (
     CachedBlocks,
@@ -24,7 +25,16 @@ from inflight.interface.serving import (
 from inflight.interface.statistics import FaultStatus
 
 PIECE_BYTES = 2**18  # about what one callback of the event loop gives to the transport
-_ALLOWED = (EngineOutputs, EngineReady, EngineStartFailed, PrefixCacheReset, EngineDied, FaultStatus, CachedBlocks)
+_ALLOWED = (
+    EngineOutputs,
+    EngineReady,
+    EngineStartFailed,
+    PrefixCacheReset,
+    EngineDied,
+    FaultStatus,
+    CachedBlocks,
+    EngineView,
+)
 
 
 class CoreClientListener(Protocol):
@@ -36,6 +46,8 @@ class CoreClientListener(Protocol):
     def take_faults(self, status: FaultStatus) -> None: ...
 
     def take_cached(self, message: CachedBlocks) -> None: ...
+
+    def take_view(self, view: EngineView) -> None: ...
 
     def core_ended(self, client: CoreClient, reason: str) -> None:
         """The connection has ended: the engine has failed, its process is gone, or `close` or `end` was called. Called once."""
@@ -200,3 +212,5 @@ class CoreClient(asyncio.BufferedProtocol):
                 self._listener.take_faults(message)
             case CachedBlocks():
                 self._listener.take_cached(message)
+            case EngineView():
+                self._listener.take_view(message)

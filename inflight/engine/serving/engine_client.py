@@ -27,10 +27,12 @@ from inflight.engine.serving.cached_index import CachedIndex
 from inflight.engine.serving.client import Shares
 from inflight.engine.serving.core_client import CoreClient
 from inflight.engine.serving.engine_sockets import EngineSockets
+from inflight.engine.serving.engine_views import EngineViews
 from inflight.engine.serving.output_lengths import OutputLengths
 from inflight.engine.serving.readiness import ReadinessCheck
 from inflight.errors import EngineDeadError, EngineRecoveringError, InflightError
 from inflight.interface.codec import Message
+from inflight.interface.engine_view import EngineView
 from inflight.interface.request import EngineCoreOutput
 from inflight.interface.serving import CachedBlocks, EngineOutputs, EngineReady
 from inflight.interface.statistics import FaultStatus
@@ -110,6 +112,7 @@ class EngineClient:
         self.readiness = ReadinessCheck(step_budget)
         self.backlog = Backlog(self, listener.process)
         self.cached = CachedIndex()
+        self.views = EngineViews(self.send)
         self.has_seen_process = False
         self.num_requests = 0
         self._busy_since = 0.0  # the time since which `num_requests` has not been 0, or a new process has them
@@ -258,6 +261,9 @@ class EngineClient:
     def take_cached(self, message: CachedBlocks) -> None:
         self.cached.apply(message)
 
+    def take_view(self, view: EngineView) -> None:
+        self.views.take(view)
+
     def core_ended(self, client: CoreClient, reason: str) -> None:
         if client is not self._client or self.state is not EngineState.CONNECTED:
             return  # nobody uses this client yet: `_connect` finds that it has ended
@@ -285,6 +291,7 @@ class EngineClient:
         self._reason = ""
         self._busy_since = time.monotonic()
         self.admission.restarted()
+        self.views.renew()
         self._listener.faults_changed(self, self.fault_status)
         self._listener.engine_restored(self)
 

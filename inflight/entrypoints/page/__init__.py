@@ -1,1 +1,1 @@
-"""The page that a browser gets: a chat. `web/` has its files, `web/vendor/` the libraries that it uses."""
+"""The page that a browser gets: a chat, and a view of the engine. `web/` has its files, `web/vendor/` its libraries."""

@@ -49,7 +49,7 @@ from inflight.multimodal.owner import OWNER
 REQUEST_ID_HEADER = b"x-request-id"
 _ACCEPTED_ID = re.compile(REQUEST_ID_PATTERN.encode())
 _SLASHES = re.compile(r"/{2,}")
-ADMIN_PATHS = frozenset({"/reset_prefix_cache"})  # what they do concerns all clients
+ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/v1/engine/abort"})  # what they do concerns all clients
 _MAX_SHOWN = 100  # characters of a refused name
 _HOW_TO_SEND = "send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
 

@@ -3,6 +3,7 @@
 import { getJson, send, ServerError } from "./api.js";
 import { ChatView } from "./chat.js";
 import { fill, h, notify } from "./dom.js";
+import { EngineView } from "./engine.js";
 import { Store } from "./store.js";
 
 const READY_SECONDS = 5;
@@ -20,7 +21,7 @@ const shared = {
 const picker = document.getElementById("model");
 const state = document.getElementById("state");
 const view = document.getElementById("view");
-const VIEWS = { chat: () => new ChatView(shared) };
+const VIEWS = { chat: () => new ChatView(shared), engine: () => new EngineView() };
 const made = {};
 
 function show() {
@@ -76,6 +77,7 @@ document.getElementById("theme").addEventListener("click", () => {
   document.documentElement.dataset.theme = next;
   localStorage.setItem("inflight-theme", next);
   showTheme();
+  dispatchEvent(new Event("themechange"));
 });
 picker.addEventListener("change", () => localStorage.setItem("inflight-model", picker.value));
 showTheme();

@@ -12,6 +12,7 @@ import pytest
 
 from inflight.engine.serving.core_client import PIECE_BYTES, CoreClient
 from inflight.interface.codec import encode
+from inflight.interface.engine_view import EngineView
 from inflight.interface.serving import (
     AddRequest,
     CachedBlocks,
@@ -39,6 +40,9 @@ class Listener:
 
     def take_cached(self, message: CachedBlocks) -> None:
         self.told.append(message)
+
+    def take_view(self, view: EngineView) -> None:
+        self.told.append(view)
 
     def core_ended(self, client: CoreClient, reason: str) -> None:
         self.told.append((client, reason))
