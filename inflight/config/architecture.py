@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from inflight.config.added_embeddings import AddedEmbeddingsSpec
+from inflight.config.hidden_inputs import HiddenInputsSpec
 from inflight.config.mixers import BaseAttentionSpec, MixerSpec, RecurrenceSpec
 from inflight.config.pooler import PoolerSpec
 from inflight.config.vision import VisionSpec
@@ -155,6 +156,9 @@ class ModelArchitecture:
     replaces them in the names that the loader sees. A pooling model has a `pooler` instead of a head. A model that reads images
     has a tower for them, `vision`.
 
+    `mtp`: the checkpoint may have a layer behind the last one, which predicts drafts from the model's hidden states. With
+    `hidden_inputs`, this is such a layer alone: its inputs are hidden states of another model.
+
     If `implementation` is TRANSFORMERS, only the sizes, `dtype`, `weight_format` and `eos_token_ids` are known, and `head_dim`
     is an estimate. The model's constructor finds out everything else. `not_native` says then why Inflight's own code does not
     compute the model, if it knows the family.
@@ -181,6 +185,8 @@ class ModelArchitecture:
     added_embeddings: AddedEmbeddingsSpec | None = None
     pooler: PoolerSpec | None = None
     vision: VisionSpec | None = None
+    mtp: HiddenInputsSpec | None = None
+    hidden_inputs: HiddenInputsSpec | None = None
     norm_offset: float = 0.0
     dtype: str = "float32"
     weight_format: str = "plain"

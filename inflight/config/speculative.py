@@ -12,6 +12,25 @@ from inflight.setting import setting
 logger = logging.getLogger(__name__)
 
 DRAFT_MODEL = "draft_model"
+MTP = "mtp"
+# vLLM has a method for each family. All of them are MTP.
+_MTP_NAMES = frozenset(
+    f"{family}_mtp"
+    for family in (
+        *(
+            "deepseek",
+            "ernie",
+            "exaone4_5",
+            "exaone_moe",
+            "glm4_moe",
+            "glm4_moe_lite",
+            "glm_ocr",
+            "longcat_flash",
+            "mimo",
+        ),
+        *("mimo_v2", "nemotron_h", "pangu_ultra_moe", "qwen3_5", "qwen3_next", "step3p5"),
+    )
+)
 # Fields of vLLM's that are about its own code, or that the measured lengths of drafts make unnecessary
 FOREIGN_FIELDS = frozenset(
     (
@@ -30,6 +49,7 @@ METHOD_FIELDS = {
         "suffix_decoding_min_token_prob",
     ),
     DRAFT_MODEL: ("model", "revision", "quantization", "draft_tensor_parallel_size"),
+    MTP: (),
 }
 
 
@@ -45,6 +65,7 @@ class SpeculativeConfig:
     by these counts is at least `suffix_decoding_min_token_prob`. A match and its drafts have at most
     `suffix_decoding_max_tree_depth` tokens together.
     "draft_model" asks a small model with the same vocabulary.
+    "mtp" asks a layer of the served model's own checkpoint, which reads the hidden states of the served model.
 
     Attributes:
         model: folder, GGUF file or hub id of the draft model.
@@ -108,8 +129,10 @@ def resolve_speculative(given: Mapping[str, Any] | None) -> SpeculativeConfig | 
 
 
 def _without_foreign_fields(given: Mapping[str, Any]) -> dict[str, Any]:  # Any: as in `resolve_speculative`
-    """As in vLLM, a `model` without a method is a draft model."""
+    """As in vLLM, a `model` without a method is a draft model, and a family's own name of MTP is MTP."""
     if ignored := [name for name in given if name in FOREIGN_FIELDS]:
         logger.warning("speculative_config: %s has no meaning here, and is ignored", ", ".join(ignored))
     method = {"method": DRAFT_MODEL} if given.get("model") is not None and given.get("method") is None else {}
+    if given.get("method") in _MTP_NAMES:
+        method = {"method": MTP}
     return {name: value for name, value in given.items() if name not in FOREIGN_FIELDS} | method

@@ -39,7 +39,7 @@ from inflight.model_loader.weight_check import check_weights, list_names
 from inflight.model_loader.weight_size import WeightSizes, weight_sizes
 from inflight.model_loader.weight_source import ReadPart, ShardSlices, WeightSource
 from inflight.models.causal_lm import CausalLM
-from inflight.models.decoder import DecoderForCausalLM
+from inflight.models.drafting_layer import make_decoder
 from inflight.weight_cache.background import BackgroundWork
 from inflight.weight_cache.cache import WeightCache
 
@@ -60,10 +60,11 @@ def load_model(
     stage: PipelineStage | None = None,
     check_size: Callable[[WeightSizes], None] | None = None,
     later: BackgroundWork | None = None,
+    served: CausalLM | None = None,
 ) -> CausalLM:
     """Returns a model that can run, with weights in `model_config.dtype`. If `stage` is given, the model has only this pipeline
     stage. `check_size` is called with the sizes of the weights, before memory is allocated for them. `later` keeps the packed
-    weights for the next start, beside serving; without it, no packed weights are read or written.
+    weights for the next start, beside serving; without it, none are read or written. `served`: see `DraftingLayer`.
 
     Every stage checks the whole checkpoint against the whole model, but reads only its own weights.
 
@@ -96,7 +97,7 @@ def load_model(
             partial(_load_unit, _filler(model_config, source, []), device),
         )
         if architecture.implementation == TRANSFORMERS
-        else partial(DecoderForCausalLM, architecture)
+        else partial(make_decoder, architecture, served)
     )
     files = () if source is None else (stored.file for stored in source.tensors.values())
     weight_cache = WeightCache(model_config, files, context=context, tp=tp, stage=stage, later=later)

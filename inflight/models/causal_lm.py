@@ -68,6 +68,7 @@ class ModelStep(NamedTuple):
         token_types: [num_tokens], int32 or int64, the types of the tokens, in models that have them; None: all are 0. Only the
             first stage reads them.
         images: what replaces the embeddings of the tokens of images; None if there are none. Only the first stage reads it.
+        hidden: [num_tokens, hidden_size], hidden states of the served model. Only a `DraftingLayer` reads them; None: 0.
     """
 
     input_ids: Tensor
@@ -78,6 +79,7 @@ class ModelStep(NamedTuple):
     intermediate: IntermediateTensors | None = None
     token_types: Tensor | None = None
     images: ImageEmbeddings | None = None
+    hidden: Tensor | None = None
 
 
 class CausalLM(nn.Module, ABC):

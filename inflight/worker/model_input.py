@@ -65,6 +65,7 @@ class ForwardOutput:
 
     logits: torch.Tensor  # [num_draws, vocab_size] float32
     forward_input: ForwardInput
+    hidden: torch.Tensor  # [num_tokens, hidden_size], if a drafter reads it; otherwise perhaps of fewer tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
             senders=pipeline.senders,
         )
         self._drafts: StepDrafts | None = None
+        drafting = config.draft_model
+        self._reads_hidden = drafting is not None and drafting.architecture.hidden_inputs is not None
         if speculative is not None:
             self._drafts = StepDrafts(config, parts.draft_model, self._drawn_tokens, self._sampler)
         self._inbox = TokenInbox(pipeline.receiver, self._drawn_tokens.apply)
@@ -167,8 +169,9 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
         self, forward_input: ForwardInput, intermediate: IntermediateTensors | None
     ) -> ForwardOutput | IntermediateTensors:
         parts, rows, attn_metadata = forward_input.parts, forward_input.logits_indices, forward_input.attn_metadata
+        computed = None if self._reads_hidden else rows
         step = ModelStep(
-            forward_input.input_ids, forward_input.positions, attn_metadata, rows, intermediate=intermediate
+            forward_input.input_ids, forward_input.positions, attn_metadata, computed, intermediate=intermediate
         )
         if parts is not None:
             parts.upload(self._device.to_device)
@@ -179,7 +182,7 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
         if parts is not None:
             parts.read(hidden, self._model)
         logits = self._model.compute_logits(hidden[rows] if step.rows is None else hidden[: len(rows)])
-        return ForwardOutput(logits, forward_input)
+        return ForwardOutput(logits, forward_input, hidden)
 
     def sample(
         self,
@@ -203,7 +206,7 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
                 self._drafts.begin(plan)
             if not len(slots):
                 if self._drafts is not None:
-                    self._drafts.end_without_draws(model_input, inputs)
+                    self._drafts.end_without_draws(model_input, forward)
                 return DrawnStep(plan.step_id, parts=forward.forward_input.parts)
             drawn = self._draw(plan, forward, grammar_output)
             verified: VerifiedDraws | None = None
@@ -211,7 +214,7 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
                 message = one_token_each_row(drawn.token_ids)
                 self._drawn_tokens.write(slots, inputs.first_positions, message[:, 0].cpu().numpy())
             else:
-                message, verified = self._drafts.verify(drawn.token_ids, model_input, inputs)
+                message, verified = self._drafts.verify(drawn.token_ids, model_input, forward)
             self._drawn_tokens.add(slots, inputs.first_positions, self._tp.broadcast(message))
             return DrawnStep(plan.step_id, drawn, verified, forward.forward_input.parts)
 

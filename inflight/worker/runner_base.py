@@ -19,7 +19,7 @@ from inflight.layers.attention import Attention
 from inflight.layers.recurrent_state import RecurrentState
 from inflight.models.causal_lm import CausalLM
 from inflight.sample.state import SamplingState
-from inflight.spec_decode.draft_model import DraftModel
+from inflight.spec_decode.model_drafter import ModelDrafter
 from inflight.timeline import Timeline
 from inflight.worker.input_batch import InputBatch
 from inflight.worker.parts.images import encoder_cache_bytes
@@ -46,7 +46,7 @@ class RankParts:
     timeline: Timeline
     tp: TensorParallelGroup
     pipeline: Pipeline
-    draft_model: DraftModel | None = None
+    draft_model: ModelDrafter | None = None
 
 
 class RunnerBase(ABC):

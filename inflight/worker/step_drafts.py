@@ -9,12 +9,12 @@ from inflight.interface.request import Int32Array
 from inflight.interface.step import SchedulerOutput
 from inflight.sample.sampler import Sampler
 from inflight.sample.verification import num_emitted
-from inflight.spec_decode.draft_model import DraftInputs, DraftModel
 from inflight.spec_decode.make_proposer import make_proposer
+from inflight.spec_decode.model_drafter import DraftInputs, ModelDrafter
 from inflight.worker.draw_rows import message_of
 from inflight.worker.drawn_tokens import DrawnTokens
-from inflight.worker.input_batch import NO_TOKENS, StepInputs
-from inflight.worker.model_input import ModelInput, VerifiedDraws
+from inflight.worker.input_batch import NO_TOKENS
+from inflight.worker.model_input import ForwardOutput, ModelInput, VerifiedDraws
 
 
 class StepDrafts:
@@ -26,7 +26,7 @@ class StepDrafts:
     """
 
     def __init__(
-        self, config: EngineConfig, draft_model: DraftModel | None, drawn_tokens: DrawnTokens, sampler: Sampler
+        self, config: EngineConfig, draft_model: ModelDrafter | None, drawn_tokens: DrawnTokens, sampler: Sampler
     ) -> None:
         assert config.speculative is not None
         self._max_model_len = config.model.max_model_len
@@ -42,14 +42,15 @@ class StepDrafts:
         assert source is not None
         source.begin(plan.new_requests)
 
-    def end_without_draws(self, model_input: ModelInput, inputs: StepInputs) -> None:
+    def end_without_draws(self, model_input: ModelInput, forward: ForwardOutput) -> None:
         """Call it in a step that computes prompts only."""
         if self._draft_model is not None:
-            self._propose(model_input, inputs, NO_TOKENS)
+            self._propose(model_input, forward, NO_TOKENS)
 
-    def verify(self, sampled: Tensor, model_input: ModelInput, inputs: StepInputs) -> tuple[Tensor, VerifiedDraws]:
+    def verify(self, sampled: Tensor, model_input: ModelInput, forward: ForwardOutput) -> tuple[Tensor, VerifiedDraws]:
         """Returns the message to the other ranks, and the outcome of the draws with the next drafts. `sampled`: int32
         [num_draws]."""
+        inputs = forward.forward_input.inputs
         positions, slots, drawn = inputs.first_positions, model_input.sampling_slots, self._drawn_tokens
         drafts = torch.from_numpy(drawn.drafts[slots]).to(sampled.device)
         counts = num_emitted(sampled, drafts, inputs.draw_start_loc).cpu().numpy()
@@ -57,12 +58,13 @@ class StepDrafts:
         rows, columns = np.nonzero(tokens >= 0)
         drawn.write(slots[rows], (positions[rows] + columns).astype(np.int32), tokens[rows, columns])
         num_tokens = np.minimum(positions + counts, self._max_model_len).astype(np.int32)
-        next_drafts = self._propose(model_input, inputs, num_tokens)
+        next_drafts = self._propose(model_input, forward, num_tokens)
         told = torch.from_numpy(np.concatenate([tokens, next_drafts], axis=1)).to(sampled.device)
         return told, VerifiedDraws(counts, positions, inputs.draw_start_loc, next_drafts)
 
-    def _propose(self, model_input: ModelInput, inputs: StepInputs, num_tokens: Int32Array) -> Int32Array:
+    def _propose(self, model_input: ModelInput, forward: ForwardOutput, num_tokens: Int32Array) -> Int32Array:
         """The next drafts of the rows that draw, which have so many tokens now: [num_sampling_rows, k], padded with -1."""
+        inputs = forward.forward_input.inputs
         token_ids, rows = self._drawn_tokens.token_ids, inputs.sampling_rows
         if self._draft_model is None:
             assert self._proposer is not None
@@ -78,5 +80,7 @@ class StepDrafts:
             drawing_rows=rows,
             sampling=model_input.sampling_rows,
             block_tables=model_input.block_tables,
+            hidden=forward.hidden,
+            query_start_loc=inputs.query_start_loc,
         )
         return self._draft_model.propose(draft_inputs, self._sampler)

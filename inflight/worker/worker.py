@@ -28,7 +28,7 @@ from inflight.interface.worker import Rendezvous, TierCounts
 from inflight.kv_connector.rank_transfers import RankTransfers
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
-from inflight.spec_decode.draft_model import load_draft_model
+from inflight.spec_decode.load_drafter import load_drafter
 from inflight.timeline import Event
 from inflight.weight_cache.background import BackgroundWork
 from inflight.worker.kv_transfers import make_transfers
@@ -118,8 +118,9 @@ class Worker(StepPipeline):
                 timeline=self._timeline,
                 tp=self._tp,
                 pipeline=self._pipeline,
-                draft_model=load_draft_model(
+                draft_model=load_drafter(
                     *(self._config, self._stage, self._tp, backend, device),
+                    served=model,
                     served_bytes=self._memory.served_bytes,
                     check_size=self._memory.check_beside,
                     later=self._background,

@@ -117,7 +117,7 @@ EDGES = {
     ),
     "drafts": (
         *("sample/verification.py", "worker/draw_rows.py", "config/speculative.py", "engine/start/draft_model.py"),
-        "worker/step_drafts.py",
+        *("worker/step_drafts.py", "config/hidden_inputs.py", "models/drafting_layer.py"),
     ),
     "what measures pipelines": ("engine/start/pipeline_tuning.py",),
     "several engines of one model": (

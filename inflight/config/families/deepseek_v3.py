@@ -26,6 +26,7 @@ from inflight.config.families.expert_fields import (
 )
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
+from inflight.config.hidden_inputs import numbered_mtp
 
 
 def read_biased_experts(fields: FamilyFields, *, num_groups: int, top_groups: int, scale: float) -> MoeSpec:
@@ -48,7 +49,12 @@ def _read_experts(fields: FamilyFields) -> MoeSpec:
 def _parse(fields: FamilyFields) -> ModelArchitecture:
     attention = read_latent_attention(fields, interleaved=fields.boolean("rope_interleave", True))
     layers = first_layers_dense(fields, [attention] * fields.num_layers, _read_experts, default=3)
-    return replace(fields.architecture(layers), renames=(SHARED_EXPERTS,), unread=drafting_layers(fields))
+    return replace(
+        fields.architecture(layers),
+        renames=(SHARED_EXPERTS,),
+        unread=drafting_layers(fields),
+        mtp=numbered_mtp(fields.num_layers),
+    )
 
 
 def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:

@@ -16,6 +16,7 @@ from inflight.config.families.expert_fields import (
 )
 from inflight.config.families.family import Family, partial_rotation
 from inflight.config.families.family_fields import FamilyFields
+from inflight.config.hidden_inputs import numbered_mtp
 from inflight.config.mixers import HEAD
 
 
@@ -32,7 +33,9 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     )
     layers = first_layers_dense(fields, [attention] * fields.num_layers, read_glm_experts, default=1)
     model = fields.architecture(layers, eps=1e-5)
-    return replace(model, renames=(SHARED_EXPERTS,), unread=drafting_layers(fields))
+    return replace(
+        model, renames=(SHARED_EXPERTS,), unread=drafting_layers(fields), mtp=numbered_mtp(fields.num_layers)
+    )
 
 
 def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:

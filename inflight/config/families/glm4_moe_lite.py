@@ -8,6 +8,7 @@ from inflight.config.families.deepseek_v3 import read_biased_experts
 from inflight.config.families.expert_fields import SHARED_EXPERTS, drafting_layers
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
+from inflight.config.hidden_inputs import numbered_mtp
 
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
@@ -19,7 +20,9 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
         experts = read_biased_experts(fields, num_groups=1, top_groups=1, scale=1.8)
         layers = [LayerSpec(mixer=attention, mlp=experts) if each else dense for each in has_experts]
     model = fields.architecture(tuple(layers), eps=1e-5)
-    return replace(model, renames=(SHARED_EXPERTS,), unread=drafting_layers(fields))
+    return replace(
+        model, renames=(SHARED_EXPERTS,), unread=drafting_layers(fields), mtp=numbered_mtp(fields.num_layers)
+    )
 
 
 def _which_have_experts(fields: FamilyFields) -> list[bool]:

@@ -22,7 +22,7 @@ def contents_of(model: ModelConfig, draft_model: ModelConfig | None = None) -> b
     """
     start = time.perf_counter()
     known = digests(weight_files(model))
-    if draft_model is not None:
+    if draft_model is not None and draft_model.folder != model.folder:
         known |= {f"draft {name}": value for name, value in digests(weight_files(draft_model)).items()}
     if model.architecture.implementation == TRANSFORMERS:
         known |= digests(sorted(model.folder.glob("*.py"))) | {"transformers": metadata.version("transformers")}

@@ -1,14 +1,16 @@
-"""`with_draft_model`: reads the model that `speculative_config` names. Can it propose tokens for the served model?"""
+"""`with_draft_model`: reads the model that `speculative_config` names, or the served model's own layer for drafts."""
 
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from inflight.config.architecture import TRANSFORMERS
+from inflight.config.architecture import TRANSFORMERS, ModelArchitecture
 from inflight.config.engine import EngineConfig, ModelConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.config.speculative import SpeculativeConfig
+from inflight.config.hidden_inputs import HiddenInputsSpec
+from inflight.config.safetensors_file import find_files, model_name, read_header
+from inflight.config.speculative import DRAFT_MODEL, MTP, SpeculativeConfig
 from inflight.config.whole_prompts import is_causal
 from inflight.errors import ConfigError
 from inflight.tokenizer.source import read_tokenizer
@@ -17,8 +19,9 @@ from inflight.tokenizer.source import read_tokenizer
 def with_draft_model(
     config: EngineConfig, args: EngineArgs, resolve_config: Callable[[EngineArgs], EngineConfig]
 ) -> EngineConfig:
-    """Returns the configuration with the draft model that its `speculative` names; unchanged if it names none. The blocks of
-    the KV cache then have the keys of both models, so the names of blocks tell both.
+    """Returns the configuration with the draft model that its `speculative` names; unchanged if it names none. With MTP, it is
+    a layer of the served model's checkpoint. The blocks of the KV cache then have the keys of both models, so the names of
+    blocks tell both.
 
     Args:
         args: those of the served model.
@@ -28,13 +31,15 @@ def with_draft_model(
         ConfigError: the draft model cannot be read, cannot propose tokens, or has another vocabulary.
     """
     speculative, served = config.speculative, config.model
-    if speculative is None or speculative.model is None:
+    if speculative is None or speculative.method not in (DRAFT_MODEL, MTP):
         return config
     if served.architecture.pooler is not None:
         raise ConfigError(
             f"speculative_config: {served.architecture.name} makes vectors or scores, and no tokens that a draft model could "
             "guess; leave speculative_config out"
         )
+    if speculative.method == MTP:
+        return _with_mtp(config)
     draft = resolve_config(_arguments(config, args, speculative)).model
     _check_kind(draft)
     _check_vocabulary(served, draft, args)
@@ -47,6 +52,48 @@ def with_draft_model(
     )
     both = hashlib.sha256(f"{served.fingerprint} {draft.fingerprint}".encode()).hexdigest()
     return replace(config, model=replace(served, fingerprint=both), draft_model=draft)
+
+
+def _with_mtp(config: EngineConfig) -> EngineConfig:
+    """
+    Raises:
+        ConfigError: the family has no MTP layer, or the checkpoint does not have its weights.
+    """
+    served = config.model
+    model, problem = served.architecture, ""
+    if model.implementation == TRANSFORMERS:
+        problem = f"{model.name} is computed by transformers' code, without such a layer"
+    elif model.mtp is None:
+        problem = f"{model.name} is a family without such a layer, as far as Inflight knows"
+    elif served.folder.is_file():
+        problem = f"Inflight reads such layers from safetensors, and {served.folder} is a GGUF file"
+    elif served.load_format != "dummy":
+        problem = _missing_mtp(served.folder, model, model.mtp)
+    if problem:
+        raise ConfigError(
+            f"speculative_config: method={MTP!r} needs a layer of the checkpoint that predicts drafts, but {problem}; use "
+            "ngram, suffix or draft_model"
+        )
+    layer = next(layer for layer in reversed(model.layers) if layer.attention is not None)
+    drafting = replace(model, layers=(layer,), vision=None, mtp=None, hidden_inputs=model.mtp)
+    fingerprint = hashlib.sha256(f"{served.fingerprint} {MTP}".encode()).hexdigest()
+    return replace(
+        config,
+        model=replace(served, fingerprint=fingerprint),
+        draft_model=replace(served, architecture=drafting, batch_invariant=False),
+    )
+
+
+def _missing_mtp(folder: Path, model: ModelArchitecture, spec: HiddenInputsSpec) -> str:
+    """What is missing in the checkpoint; "" if the layer is there."""
+    names = {model_name(name, model.renames) for file in find_files(folder)[0] for name in read_header(file)}
+    parts = (spec.layer, spec.embedding_norm, spec.hidden_norm, spec.projection, spec.final_norm)
+    missing = [part for part in parts if not any(name.startswith(f"{part}.") for name in names)]
+    if not missing:
+        return ""
+    found = [part for part in parts if part not in missing]
+    others = f"only {', '.join(found)} of it" if found else "nothing of it"
+    return f"the {len(names)} tensors of {folder} have {others}: {', '.join(missing)} are missing"
 
 
 def _arguments(config: EngineConfig, args: EngineArgs, speculative: SpeculativeConfig) -> EngineArgs:

@@ -28,6 +28,13 @@ def test_what_is_left_out_is_completed(given: dict[str, Any], wanted: tuple[int,
     )
 
 
+@pytest.mark.parametrize(
+    "method", ["mtp", "deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "glm4_moe_mtp", "ernie_mtp"]
+)
+def test_every_family_has_one_name_of_mtp(method: str) -> None:
+    assert resolve_speculative({"method": method}) == SpeculativeConfig(method="mtp")
+
+
 def test_suffix_has_the_defaults_of_vllm() -> None:
     config = resolve_speculative({"method": "suffix"})
     assert config is not None

@@ -18,7 +18,7 @@ def test_each_draft_is_counted_once() -> None:
     model: Any = mock.Mock(num_speculative_tokens=3)
     model._acceptance.add = lambda slots, right, compared: counted.append((right.tolist(), compared.tolist()))
     model._num_tokens = ints(0, 4)
-    model._proposed = np.array([[NO_TOKEN] * 3, [7, 8, 9]], dtype=np.int32)
+    model._drawn = np.array([[NO_TOKEN] * 3, [7, 8, 9]], dtype=np.int32)
     token_ids = np.array([[0] * 12, [1, 2, 3, 4, 7, 8, 5, 6, 6, 0, 0, 0]], dtype=np.int32)
     for num_tokens in (7, 8, 9):
         DraftModel._learn(model, ints(1), token_ids, ints(num_tokens))

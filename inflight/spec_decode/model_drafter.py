@@ -1,0 +1,256 @@
+"""`ModelDrafter`: the base class of what has weights and a KV cache of its own, and writes the next tokens as drafts.
+
+It runs on the rank that draws, after the draws of a step, and sees all tokens of the step's requests, those just drawn, too.
+Its keys and values are in the same blocks as those of the served model (`CACHE_NAMES`). So a cached prefix, a preempted
+request and a block that comes from a tier need no work of their own: where the served model has keys, the drafter has them,
+too. The scheduler gives each request room for `num_speculative_tokens` tokens more.
+
+How many drafts a request gets follows how often they were right, and what a pass costs.
+
+A draft is drawn with the noise of its position, as the served model's token is. If both models give a token about the same
+probability, both draw it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from inflight.attention.backend import AttentionBackend, MetadataBuilder
+from inflight.attention.metadata import AttentionInputs, AttentionMetadata
+from inflight.config.engine import EngineConfig
+from inflight.device.base import Device
+from inflight.interface.kv_cache import KVCacheConfig
+from inflight.interface.request import Int32Array
+from inflight.interface.step import NewRequestData
+from inflight.layers.attention import Attention
+from inflight.layers.recurrent_state import RecurrentState
+from inflight.models.causal_lm import CausalLM, ModelStep
+from inflight.sample.rows import SamplingRows
+from inflight.sample.sampler import Sampler
+from inflight.spec_decode import adaptive
+from inflight.spec_decode.acceptance import Acceptance
+from inflight.spec_decode.proposer import NO_TOKEN
+
+CACHE_NAMES = "draft."  # the beginning of the names of the drafter's layers, in the KV cache
+
+IntArray = npt.NDArray[np.integer]
+
+
+class DraftInputs(NamedTuple):
+    """The requests of a step, after its draws. A row is a request's part of the step.
+
+    Attributes:
+        token_ids: [max_num_seqs, max_model_len], the tokens of each slot.
+        slots: [num_rows].
+        num_computed_tokens: [num_rows], how many tokens the served model had computed before the step.
+        num_tokens: [num_rows], how many tokens are known now: those that are computed, and those just drawn.
+        drawing_rows: [n], the rows that get drafts.
+        sampling: [n], how the tokens of these rows are drawn.
+        block_tables: [num_rows, num_blocks], one for each KV group, with room for the drafts.
+        hidden: [num_tokens of the step, hidden_size], the served model's hidden states; None if the drafter does not read them.
+        query_start_loc: [num_rows + 1], where the tokens of a row begin in `hidden`.
+    """
+
+    token_ids: Int32Array
+    slots: Int32Array
+    num_computed_tokens: Int32Array
+    num_tokens: Int32Array
+    drawing_rows: IntArray
+    sampling: SamplingRows
+    block_tables: tuple[Int32Array, ...]
+    hidden: Tensor | None
+    query_start_loc: Int32Array
+
+
+class Pass(NamedTuple):
+    """The result of a pass for n tokens.
+
+    Attributes:
+        logits: float32 [n, vocab_size], as wide as those of the served model.
+        hidden: [n, hidden_size], the hidden states that the logits were made of.
+    """
+
+    logits: Tensor
+    hidden: Tensor
+
+    def take(self, chosen: IntArray) -> "Pass":
+        if len(chosen) == len(self.logits):
+            return self
+        indices = torch.from_numpy(chosen.astype(np.int64)).to(self.logits.device)
+        return Pass(self.logits[indices], self.hidden[indices])
+
+
+NOTHING = Pass(*(torch.empty(0, 0, dtype=torch.float32, device="cpu") for _ in range(2)))
+
+
+class ModelDrafter(ABC):
+    """
+    Args:
+        model: all layers of the drafter, with weights.
+        config: that of the engine, with a `draft_model`.
+        share_of_step: the time of a pass / the time of a step of the served model, with one token each.
+    """
+
+    reads_hidden: ClassVar[bool] = False  # the hidden states of the served model: `DraftInputs.hidden`
+    shift: ClassVar[int] = 0  # what is computed of the token at position p is in the cache at position p - `shift`
+
+    def __init__(
+        self, model: CausalLM, config: EngineConfig, *, backend: AttentionBackend, device: Device, share_of_step: float
+    ) -> None:
+        assert config.draft_model is not None and config.speculative is not None
+        self.model = model
+        self.config = config.draft_model
+        self.num_speculative_tokens = config.speculative.num_speculative_tokens
+        self._vocab_size = config.model.architecture.vocab_size
+        self._backend = backend
+        self._device = device
+        self._free_tokens = adaptive.FREE_TOKENS[config.device.kind]
+        self._share_of_step = share_of_step
+        self._choose = adaptive.best_num_passes
+        # of each slot: how many tokens there were when the last drafts were drawn, and these drafts
+        max_num_seqs = config.scheduler.max_num_seqs
+        self._num_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
+        self._drawn: Int32Array = np.full((max_num_seqs, self.num_speculative_tokens), NO_TOKEN, dtype=np.int32)
+        self._acceptance = Acceptance(max_num_seqs)
+        self._builders: tuple[MetadataBuilder | None, ...] = ()  # of each KV group; None: the drafter is not in it
+
+    def cached_layers(self) -> dict[str, Attention | RecurrentState]:
+        """As `CausalLM.cached_layers`, under the names that the layers have in the KV cache."""
+        return {CACHE_NAMES + name: layer for name, layer in self.model.cached_layers().items()}
+
+    def initialize(self, kv_cache_config: KVCacheConfig) -> None:
+        """Call it after the layers have been bound to the arena."""
+        self._builders = tuple(
+            self._backend.metadata_builder(group.spec)
+            if any(name.startswith(CACHE_NAMES) for name in group.layer_names)
+            else None
+            for group in kv_cache_config.groups
+        )
+
+    def begin(self, requests: Sequence[NewRequestData]) -> None:
+        """These requests have just got their slots. Call it before the first step of the requests has drafts."""
+        slots = [data.slot for data in requests]
+        self._drawn[slots] = NO_TOKEN
+        self._acceptance.forget(slots)
+
+    def propose(self, inputs: DraftInputs, sampler: Sampler) -> Int32Array:
+        """Compute the step's tokens, and propose drafts.
+
+        Returns:
+            [n, num_speculative_tokens], the drafts of each of `drawing_rows`, padded with NO_TOKEN.
+        """
+        counts = self._choose_counts(inputs)
+        drafts = np.full((len(inputs.drawing_rows), self.num_speculative_tokens), NO_TOKEN, dtype=np.int32)
+        places, passed = self._compute_step(inputs, counts, sampler)
+        column = 0
+        while len(places):
+            wanted = inputs.drawing_rows[places]
+            positions = inputs.num_tokens[wanted] + column
+            drawn = self._draw(passed.logits, inputs.sampling.take(places), positions, sampler)
+            drafts[places, column] = drawn
+            column += 1
+            going_on = (drawn != NO_TOKEN) & (column < counts[places])
+            places, wanted, starts = places[going_on], wanted[going_on], positions[going_on] - self.shift
+            if len(places):
+                hidden = passed.take(np.flatnonzero(going_on)).hidden
+                last = np.arange(len(wanted))
+                passed = self._forward(drawn[going_on], inputs, wanted, starts, starts + 1, last, hidden)
+        self._drawn[inputs.slots[inputs.drawing_rows]] = drafts
+        drafts[counts == 0] = NO_TOKEN
+        return drafts
+
+    @abstractmethod
+    def _compute_step(self, inputs: DraftInputs, counts: Int32Array, sampler: Sampler) -> tuple[IntArray, Pass]:
+        """Compute the step's tokens.
+
+        Args:
+            counts: [n], how many drafts each of `drawing_rows` gets.
+
+        Returns:
+            The places in `drawing_rows` for which drafts are drawn, and the pass whose logits draw the first ones. A request
+            whose count is 0 may be among them: its one draft is compared with the next token, but not proposed.
+        """
+
+    def _choose_counts(self, inputs: DraftInputs) -> Int32Array:
+        """[n]: how many drafts each of `drawing_rows` gets. First it learns from the drafts that were verified in this step."""
+        slots = inputs.slots[inputs.drawing_rows]
+        num_tokens = inputs.num_tokens[inputs.drawing_rows]
+        self._learn(slots, inputs.token_ids, num_tokens)
+        room = np.minimum(self.config.max_model_len - num_tokens - 1, self.num_speculative_tokens).clip(min=0)
+        self._num_tokens[slots] = num_tokens
+        probabilities = self._acceptance.probabilities(slots)
+        chosen = self._choose(probabilities, room.tolist(), self._free_tokens, self._share_of_step)
+        return np.array(chosen, dtype=np.int32)
+
+    def _learn(self, slots: Int32Array, token_ids: Int32Array, num_tokens: Int32Array) -> None:
+        """Compare the last drafts of these requests with the tokens that followed."""
+        begins = self._num_tokens[slots]
+        width = np.arange(self.num_speculative_tokens)
+        places = np.minimum(begins[:, None] + width, token_ids.shape[1] - 1)
+        is_known = (begins[:, None] + width < num_tokens[:, None]) & (begins[:, None] > 0)
+        drafts = self._drawn[slots]
+        compared = is_known & (drafts != NO_TOKEN)
+        right = (compared & (drafts == token_ids[slots[:, None], places])).cumprod(axis=1).sum(axis=1)
+        self._acceptance.add(slots, right, np.minimum(right + 1, compared.sum(axis=1)))
+        self._drawn[slots] = NO_TOKEN  # each draft is counted once, also if the next step proposes none
+
+    def warm_up(self, inputs: AttentionInputs) -> None:
+        """Compute tokens that belong to no request, at these places."""
+        num_tokens = len(inputs.seq_lens)
+        zeros = self._device.to_device(np.zeros(num_tokens, dtype=np.int32))
+        hidden = self.model(ModelStep(zeros, zeros, self._metadata([inputs] * len(self._builders), num_tokens)))
+        self.model.compute_logits(hidden)
+
+    def _forward(
+        self,
+        tokens: Int32Array,
+        inputs: DraftInputs,
+        rows: IntArray,
+        starts: Int32Array,
+        ends: Int32Array,
+        last: IntArray,
+        hidden: Tensor | None,
+    ) -> Pass:
+        """Compute `tokens` of `rows`, at the positions [starts, ends) of the cache. Returns what is behind the tokens `last`.
+        `hidden`: [num_tokens, hidden_size], if the drafter reads it."""
+        lengths = ends - starts
+        query_start_loc = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(lengths, out=query_start_loc[1:])
+        positions = np.arange(len(tokens), dtype=np.int32) + np.repeat(starts - query_start_loc[:-1], lengths)
+        attention = [
+            AttentionInputs(
+                query_start_loc=query_start_loc, seq_lens=ends, num_computed_tokens=starts, block_table=table[rows]
+            )
+            for table in inputs.block_tables
+        ]
+        device = self._device
+        known = np.where(tokens < self.config.architecture.vocab_size, tokens, 0).astype(np.int32)
+        step = ModelStep(
+            device.to_device(known),
+            device.to_device(positions.astype(np.int32)),
+            self._metadata(attention, len(tokens)),
+            device.to_device(last.astype(np.int64)),
+            hidden=hidden if self.reads_hidden else None,
+        )
+        behind = self.model(step)[: len(last)]
+        logits = self.model.compute_logits(behind)
+        missing = self._vocab_size - logits.shape[1]
+        if missing > 0:
+            return Pass(torch.nn.functional.pad(logits, (0, missing), value=-torch.inf), behind)
+        return Pass(logits if missing == 0 else logits[:, : self._vocab_size].contiguous(), behind)
+
+    def _metadata(self, attention: Sequence[AttentionInputs], num_tokens: int) -> tuple[AttentionMetadata, ...]:
+        return tuple(
+            AttentionMetadata(num_tokens=num_tokens) if build is None else build(each)
+            for build, each in zip(self._builders, attention, strict=True)
+        )
+
+    def _draw(self, logits: Tensor, sampling: SamplingRows, positions: IntArray, sampler: Sampler) -> Int32Array:
+        """[n]: a token for each row; NO_TOKEN where none can be drawn."""
+        drawn: Int32Array = sampler(logits, sampling.metadata(positions)).token_ids.cpu().numpy()
+        return drawn

@@ -1,0 +1,201 @@
+"""MTP: a layer of the checkpoint reads hidden states of the model and writes drafts. Truth: this layer in transformers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from inflight import LLM, SamplingParams
+from inflight.errors import ConfigError
+from inflight.sample.sampler import Sampler
+from inflight.spec_decode import adaptive
+from inflight.spec_decode.model_drafter import DraftInputs, ModelDrafter
+from tests.support.drafts import verify_all_drafts
+from tests.support.model_zoo import FAMILY_CONFIGS, write_model
+from tests.support.mtp_models import MtpTruth, write_mtp_model
+
+ARGUMENTS: dict[str, Any] = {
+    "skip_tokenizer_init": True,
+    "dtype": "float32",
+    "max_model_len": 160,
+    "num_threads": 1,
+    "kv_cache_memory_bytes": 1 << 22,
+    "distributed_executor_backend": "uni",
+}
+NUM_DRAFTS = 3
+MTP: dict[str, Any] = {"method": "mtp", "num_speculative_tokens": NUM_DRAFTS}
+PROMPTS = [[5, 9, 100, 31, 7] * count for count in (1, 3, 9, 14, 2, 5)]
+# family, number of its configuration
+FAMILIES = [
+    *(("qwen3_5", 0), ("qwen3_5", 1), ("qwen3_5_moe", 0), ("qwen3_next", 2)),
+    *(("deepseek_v3", 0), ("glm4_moe", 0), ("glm4_moe_lite", 0)),
+]
+FOLLOWING = ("qwen3_5", "deepseek_v3")  # one has recurrent layers, one finds cached prefixes
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {name: write_mtp_model(FAMILY_CONFIGS[name][0], root / name, seed=3, follows=True) for name in FOLLOWING}
+
+
+def generate(llm: LLM, temperature: float) -> list[list[int]]:
+    params = [
+        SamplingParams(temperature=temperature, seed=seed, max_tokens=40, ignore_eos=True, n=2)
+        for seed in range(len(PROMPTS))
+    ]
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    return [list(each.token_ids) for output in outputs for each in output.outputs]
+
+
+@pytest.fixture(scope="module")
+def plain(folders: dict[str, Path]) -> dict[tuple[str, float], list[list[int]]]:
+    found = {}
+    for name, folder in folders.items():
+        with LLM(str(folder), **ARGUMENTS) as llm:
+            found |= {(name, temperature): generate(llm, temperature) for temperature in (0.0, 1.0)}
+    return found
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[tuple[list[int], list[int], torch.Tensor]]]:
+    """All proposals for one request at a time: its tokens, its drafts, and their logits [number of drafts, vocab_size]."""
+    found: list[tuple[list[int], list[int], torch.Tensor]] = []
+    propose: Callable[..., Any] = ModelDrafter.propose
+    draw: Callable[..., Any] = ModelDrafter._draw
+
+    def recording(drafter: ModelDrafter, inputs: DraftInputs, sampler: Sampler) -> Any:
+        logits: list[torch.Tensor] = []
+
+        def record(self: ModelDrafter, given: torch.Tensor, *others: Any) -> Any:
+            logits.append(given[0].clone())
+            return draw(self, given, *others)
+
+        with mock.patch.object(ModelDrafter, "_draw", record):
+            drafts = propose(drafter, inputs, sampler)
+        if logits:
+            tokens = inputs.token_ids[inputs.slots[0], : inputs.num_tokens[0]].tolist()
+            found.append((tokens, drafts[0][: len(logits)].tolist(), torch.stack(logits)))
+        return drafts
+
+    with mock.patch.object(ModelDrafter, "propose", recording):
+        yield found
+
+
+@pytest.mark.parametrize(("family", "number"), FAMILIES)
+def test_drafts_have_the_logits_of_transformers(family: str, number: int, tmp_path: Path) -> None:
+    """Also behind a prompt in pieces, in later steps, and behind a cached prefix."""
+    folder = write_mtp_model(FAMILY_CONFIGS[family][number], tmp_path / "model", seed=number)
+    truth = MtpTruth(folder)
+    with verify_all_drafts():
+        chunks = {"enable_chunked_prefill": True, "max_num_batched_tokens": 17, "max_num_seqs": 4}
+        llm = LLM(str(folder), **{**ARGUMENTS, **chunks}, speculative_config=MTP)
+    with llm, recorded() as found:
+        params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+        for _ in range(2):
+            llm.generate([PROMPTS[2]], params, use_tqdm=False)
+    assert len(found) > 8
+    for tokens, drafts, logits in found[:: max(1, len(found) // 6)]:
+        torch.testing.assert_close(logits, truth.logits(tokens, drafts[:-1]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2, "pipeline_stagger": 2},
+        {"async_scheduling": False, "enable_chunked_prefill": True, "max_num_batched_tokens": 33, "max_num_seqs": 4},
+        {"kv_cache_memory_bytes": 1 << 19},
+    ],
+    ids=["plain", "tp2", "pp2", "chunks", "preempted"],
+)
+def test_tokens_are_the_same_and_drafts_are_right(
+    folders: dict[str, Path], plain: dict[tuple[str, float], list[list[int]]], name: str, more: dict[str, Any]
+) -> None:
+    """Nearly all drafts are right if the layer has the keys of all tokens, whichever step has computed them."""
+    with verify_all_drafts():
+        llm = LLM(str(folders[name]), **{**ARGUMENTS, **more}, speculative_config=MTP)
+    with llm:
+        stats = llm.llm_engine.core.scheduler.stats
+        for temperature in (0.0, 1.0, 0.0):  # the last time the prompts are cached
+            assert generate(llm, temperature) == plain[name, temperature]
+        assert stats.num_draft_tokens > 400
+        assert stats.num_accepted_tokens >= 0.75 * stats.num_draft_tokens
+        assert name != "deepseek_v3" or stats.num_hit_tokens > 100
+        assert "kv_cache_memory_bytes" not in more or stats.num_preemptions > 0
+
+
+def test_drafts_in_some_steps_only(
+    folders: dict[str, Path], plain: dict[tuple[str, float], list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(0)
+    monkeypatch.setattr(
+        adaptive, "best_num_passes", lambda _, most, *costs: [chance.choice([0, 0, 0, each]) for each in most]
+    )
+    with LLM(str(folders["deepseek_v3"]), **ARGUMENTS, speculative_config=MTP) as llm:
+        stats = llm.llm_engine.core.scheduler.stats
+        for temperature in (0.0, 1.0, 0.0):
+            assert generate(llm, temperature) == plain["deepseek_v3", temperature]
+        assert 100 < stats.num_draft_tokens < 600
+        assert stats.num_accepted_tokens >= 0.75 * stats.num_draft_tokens
+
+
+def test_drafts_come_back_when_they_would_be_right(folders: dict[str, Path]) -> None:
+    """Requests without drafts are probed, and what is learned of them counts for the next requests."""
+    with LLM(str(folders["deepseek_v3"]), **ARGUMENTS, speculative_config=MTP) as llm:
+        drafter = llm.llm_engine.executor._ranks[0].loop._worker.runner._draft_model  # type: ignore[attr-defined]
+        acceptance = drafter._acceptance
+        acceptance._all_right = 0.0
+        stats = llm.llm_engine.core.scheduler.stats
+        params = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
+        llm.generate(PROMPTS, params, use_tqdm=False)
+        assert acceptance._all_right > 2
+        assert stats.num_draft_tokens < 400
+
+
+def test_a_killed_rank(folders: dict[str, Path], plain: dict[tuple[str, float], list[list[int]]]) -> None:
+    """The rank that draws is killed while drafts are verified. A new one loads the layer, and the tokens are the same."""
+    arguments = {**ARGUMENTS, "distributed_executor_backend": "mp", "tensor_parallel_size": 2}
+    with LLM(str(folders["qwen3_5"]), **arguments, speculative_config=MTP) as llm:
+        engine = llm.llm_engine
+        engine.add_request("0", PROMPTS[2], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
+        found: list[int] = []
+        killed = False
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                found = list(output.outputs[0].token_ids)
+            if not killed and engine.core.scheduler.stats.num_draft_tokens > 5:
+                os.kill(engine.executor._ranks[0].process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+                killed = True
+        assert killed
+    assert found == plain["qwen3_5", 0.0][4]
+
+
+def test_what_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    def refusal(folder: Path, **change: Any) -> str:
+        with pytest.raises(ConfigError) as error:
+            LLM(str(folder), **ARGUMENTS, speculative_config={**MTP, **change})
+        return str(error.value)
+
+    assert "LlamaForCausalLM is a family without" in refusal(write_model(FAMILY_CONFIGS["llama"][0], tmp_path / "a", 0))
+    without = write_model(FAMILY_CONFIGS["qwen3_5"][0], tmp_path / "b", 0)
+    assert "have nothing of it: mtp.layers.0" in refusal(without)
+    save_file({"mtp.fc.weight": torch.ones(2, 2)}, without / "other.safetensors")
+    tensors = load_file(folders["qwen3_5"] / "model.safetensors")
+    del tensors["mtp.norm.weight"]
+    save_file(tensors, without / "model.safetensors", metadata={"format": "pt"})
+    assert "mtp.fc of it: mtp.norm are missing" in refusal(without)
+    assert "is for method='draft_model'" in refusal(folders["qwen3_5"], model="a")
+    assert "nobody_mtp" in refusal(folders["qwen3_5"], method="nobody_mtp")
