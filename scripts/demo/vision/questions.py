@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
@@ -28,10 +28,10 @@ _COUNT = ("How many {forms} are there?", "How many {forms} do you see?", "Count 
 _DIGIT = ("Which digit is shown?", "Which digit is this?", "What digit is it?", "What number is this?")
 
 _DRAWINGS: tuple[tuple[Callable[[Random], Drawing], int], ...] = (  # and how often each is drawn
-    (one_shape, 2),
-    (different_shapes, 8),
-    (equal_shapes, 4),
-    (one_digit, 2),
+    (one_shape, 3),
+    (different_shapes, 3),
+    (equal_shapes, 6),
+    (one_digit, 4),
 )
 
 
@@ -61,18 +61,11 @@ def draw_drawing(rng: Random, *, held_out: bool) -> Drawing:
 
 
 def draw_conversation(rng: Random, *, held_out: bool, max_turns: int = MAX_TURNS) -> Conversation:
-    """A drawing of the given side of the split, and one to `max_turns` questions about it. Each kind that fits the drawing is
-    equally likely, however many questions of it there are."""
+    """A drawing of the given side of the split, and one to `max_turns` questions about it."""
     drawing = draw_drawing(rng, held_out=held_out)
-    by_kind = defaultdict[str, list[Question]](list)
-    for question in _questions(drawing, rng):
-        by_kind[question.kind].append(question)
-    asked = list[Question]()
-    for _ in range(rng.randint(1, max_turns)):
-        if kinds := [kind for kind, questions in by_kind.items() if questions]:
-            questions = by_kind[rng.choice(kinds)]
-            asked.append(questions.pop(rng.randrange(len(questions))))
-    return Conversation(drawing, tuple(asked))
+    questions = list(_questions(drawing, rng))
+    rng.shuffle(questions)
+    return Conversation(drawing, tuple(questions[: rng.randint(1, max_turns)]))
 
 
 def draw_question(kind: str, rng: Random, *, held_out: bool) -> Conversation:

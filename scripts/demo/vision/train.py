@@ -5,8 +5,7 @@ beside it now and then; after an interruption the same command goes on from the 
 drawings, so the same number of steps gives the same weights on the same processor with as many threads.
 
 In the first TOWER_SHARE of the steps the tower learns what is in drawings, without the decoder (tower_head.py). In the others
-both learn to answer in conversations; the tokens of answers count in the loss, and a little what the tower says of the drawing.
-Every step draws new drawings.
+both learn to answer in conversations; only the tokens of answers count in the loss. Every step draws new drawings.
 
 Matrices are trained with Muon (https://kellerjordan.github.io/posts/muon/), the rest with AdamW; float32 weights, arithmetic in
 bfloat16. The learning rate rises for NUM_WARMUP_STEPS steps, and falls linearly to zero in the last DECAY of them.
@@ -47,9 +46,8 @@ from scripts.demo.vision.folder import (
 from scripts.demo.vision.questions import Conversation, draw_conversation, draw_drawing
 from scripts.demo.vision.tower_head import TowerHead, labels_of
 
-NUM_STEPS = 3000
-TOWER_SHARE = 0.4  # of the steps
-LABELS_WEIGHT = 0.05  # of the loss of a drawing's labels, while answers are learnt
+NUM_STEPS = 2000
+TOWER_SHARE = 0.5  # of the steps
 DRAWINGS_PER_STEP = 96
 DRAWINGS_PER_GROUP = 24
 IMAGE_LAST = 0.25  # of the conversations have the drawing behind the first question
@@ -66,27 +64,11 @@ class Document(NamedTuple):
     Attributes:
         targets: for each id the next one where it belongs to an answer, else IGNORED.
         pixels: float32 [3, IMAGE_SIZE, IMAGE_SIZE].
-        labels: of the drawing, as tower_head.py has them.
     """
 
     ids: list[int]
     targets: list[int]
     pixels: Tensor
-    labels: list[int]
-
-
-class Group(NamedTuple):
-    """
-    Attributes:
-        ids, targets: int64 [batch, length], padded at the end.
-        pixels: float32 [batch, 1, 3, IMAGE_SIZE, IMAGE_SIZE].
-        labels: int64 [batch, num_labels].
-    """
-
-    ids: Tensor
-    targets: Tensor
-    pixels: Tensor
-    labels: Tensor
 
 
 def encode(conversation: Conversation, tokenizer: Tokenizer, *, image_last: bool = False) -> Document:
@@ -100,7 +82,7 @@ def encode(conversation: Conversation, tokenizer: Tokenizer, *, image_last: bool
         elif ids[max(0, position + 1 - len(opening)) : position + 1] == opening:
             in_answer = True
         targets.append(ids[position + 1] if in_answer else IGNORED)
-    return Document(ids[:-1], targets, pixels_of(conversation.drawing), labels_of(conversation.drawing))
+    return Document(ids[:-1], targets, pixels_of(conversation.drawing))
 
 
 def pixels_of(drawing: Drawing) -> Tensor:
@@ -110,16 +92,16 @@ def pixels_of(drawing: Drawing) -> Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def groups(documents: Sequence[Document]) -> Iterator[Group]:
-    """The documents of a group have similar lengths."""
+def groups(documents: Sequence[Document]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """ids [batch, length] and targets [batch, length], padded at the end, and pixels [batch, 1, 3, height, width]. The
+    documents of a group have similar lengths."""
     ordered = sorted(documents, key=lambda document: len(document.ids))
     for start in range(0, len(ordered), DRAWINGS_PER_GROUP):
         batch = ordered[start : start + DRAWINGS_PER_GROUP]
         length = len(batch[-1].ids)
         ids = [document.ids + [PAD_ID] * (length - len(document.ids)) for document in batch]
         targets = [document.targets + [IGNORED] * (length - len(document.targets)) for document in batch]
-        pixels = torch.stack([document.pixels for document in batch])[:, None]
-        yield Group(torch.tensor(ids), torch.tensor(targets), pixels, torch.tensor([each.labels for each in batch]))
+        yield torch.tensor(ids), torch.tensor(targets), torch.stack([document.pixels for document in batch])[:, None]
 
 
 def make_model(config: Any) -> Any:  # Any: of transformers
@@ -183,23 +165,20 @@ class Trainer:
         ]
         num_targets = sum(target != IGNORED for document in documents for target in document.targets)
         total = 0.0
-        for group in groups(documents):
-            answers, labels = self._losses(group)
-            weighted = answers / num_targets + LABELS_WEIGHT * labels * len(group.ids) / num_drawings
-            weighted.backward()  # type: ignore[no-untyped-call]
-            total += answers.item()
+        for ids, targets, pixels in groups(documents):
+            loss = self._loss(ids, targets, pixels)
+            (loss / num_targets).backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
         return total / num_targets
 
-    def _losses(self, group: Group) -> tuple[Tensor, Tensor]:
-        """The summed cross entropy of the tokens of answers, and the mean one of a drawing's labels. Only the positions that
-        have a target reach the vocabulary."""
+    def _loss(self, ids: Tensor, targets: Tensor, pixels: Tensor) -> Tensor:
+        """Summed cross entropy. Only the positions that have a target reach the vocabulary."""
         with torch.autocast("cpu", dtype=torch.bfloat16):
             # Padding is behind the text, so the causal mask is all that is needed.
-            output = self.model.model(input_ids=group.ids, pixel_values=group.pixels, use_cache=False)
-            keep = group.targets != IGNORED
-            logits = self.model.lm_head(output.last_hidden_state[keep])
-        answers = F.cross_entropy(logits.float(), group.targets[keep], reduction="sum")
-        return answers, self.head.loss(output.image_hidden_states.unflatten(0, (len(group.ids), -1)), group.labels)
+            hidden = self.model.model(input_ids=ids, pixel_values=pixels, use_cache=False).last_hidden_state
+            keep = targets != IGNORED
+            logits = self.model.lm_head(hidden[keep])
+        return F.cross_entropy(logits.float(), targets[keep], reduction="sum")
 
     def _rate(self) -> float:
         progress = self.step_index / self.num_steps
