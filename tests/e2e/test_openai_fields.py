@@ -93,6 +93,8 @@ COMMON: dict[str, tuple[dict[str, Any], Any]] = {
 OWN: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
     CHAT: {
         "messages": ({}, [{"role": "user", "content": "What is 1 + 1?"}]),
+        "return_progress": ({"stream": True}, True),
+        "timings_per_token": ({"stream": True}, True),
         "tools": ({}, TOOLS),
         "add_generation_prompt": ({}, False),
         "continue_final_message": ({"messages": OPENED}, True),
@@ -203,7 +205,12 @@ def outcome(client: httpx.Client, path: str, body: dict[str, Any]) -> object:
     response = client.post(path, json={**asked, **BASE, **body})
     assert response.status_code == 200, response.text
     if response.headers["content-type"].startswith("text/event-stream"):
-        return "stream", sum('"choices":[]' in event for event in response.text.split("\n\n"))
+        events = response.text.split("\n\n")
+        return (
+            "stream",
+            *(sum(member in event for event in events) for member in ('"choices":[]', '"timings"')),
+            ('"prompt_progress"' in response.text),
+        )
     answer = response.json()
     for choice in answer["choices"]:
         for call in choice.get("message", {}).get("tool_calls", ()):

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from inflight.interface.engine_view import COLUMNS
-from tests.e2e.openai_server import running_server, wait_until_idle
+from tests.e2e.openai_server import demo_args, running_server, wait_until_idle
 from tests.e2e.serve_process import serving
 from tests.support.browser import browser, needs_browser, until
 
@@ -123,6 +123,26 @@ def test_a_request_of_another_client_can_be_ended() -> None:
         wait_until_idle(server)
         again = httpx.post(f"{server.url}/v1/engine/abort", json={"request_id": name})
         assert (again.status_code, again.json()["error"]["param"]) == (404, "request_id")
+
+
+def test_the_progress_of_a_prompt_is_told_and_changes_no_token() -> None:
+    with running_server(demo_args(max_num_batched_tokens=16, max_num_seqs=4)) as server:
+        words = " ".join(f"word{i}" for i in range(120))
+        asked = {"messages": [{"role": "user", "content": words}], "temperature": 0, "max_tokens": 8, "stream": True}
+
+        def events(**more: bool) -> list[dict[str, Any]]:
+            answer = httpx.post(f"{server.url}/v1/chat/completions", json={**asked, **more}, timeout=300)
+            return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+
+        told = events(return_progress=True)
+        httpx.post(f"{server.url}/reset_prefix_cache").raise_for_status()
+        plain = events()
+        progress = [event["prompt_progress"] for event in told if "prompt_progress" in event]
+        processed = [each["processed"] for each in progress]
+        assert processed == sorted(set(processed)) and processed[0] == 0 and len(processed) > 1
+        assert all(each["processed"] <= each["total"] for each in progress)
+        rest = [event["choices"] for event in told if "prompt_progress" not in event]
+        assert rest == [event["choices"] for event in plain] and not any("prompt_progress" in event for event in plain)
 
 
 @contextmanager

@@ -123,6 +123,16 @@ def test_an_answer_streams_and_its_speed_is_shown_while_it_runs(chat: ScriptedCh
     assert request["model"] == "played"
 
 
+def test_the_progress_of_the_prompt_is_shown(chat: ScriptedChat, window: Browser) -> None:
+    progress = {"choices": [], "prompt_progress": {"total": 400, "cache": 0, "processed": 100, "time_ms": 9}}
+    chat.say({"event": progress}, 2, "Done.")
+    send(window, "Read.")
+    window.wait_for_text(".message.running .figures", "prompt 100 of 400 tokens (25 %)")
+    wait_for_end(window)
+    assert "prompt 7" in window.text(".message.assistant .figures")
+    assert chat.requests[0]["return_progress"] is True and chat.requests[0]["timings_per_token"] is True
+
+
 def test_stop_keeps_what_has_come_and_it_can_go_on(chat: ScriptedChat, window: Browser) -> None:
     chat.say("One two", 60)
     send(window, "Count.")
@@ -455,6 +465,7 @@ def test_a_real_server_with_a_key(window: Browser) -> None:
         window.wait_for_text("dialog", "did not accept the last one")
         window.type("#ask-key", "first-key-1" + ENTER)
         until(lambda: window.count("#model option") == 1, "the models")
+        window.click(MESSAGE)  # without it chromium gives keys to nobody after two dialogs
         ask(window, "What can you do?")
         assert len(window.text(ANSWER)) > 10 and "tokens/s" in window.text(".message.assistant .figures")
         window.run("location.reload()")

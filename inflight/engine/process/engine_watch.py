@@ -40,9 +40,11 @@ class EngineWatch:
         if isinstance(message, EndRequests):
             for request_id in message.request_ids:
                 core.scheduler.fail(request_id, ENDED, param="request_id")
-        elif message.is_wanted:
+        elif message.is_wanted and link not in self.links:
             self.links.add(link)
             self._next = 0.0
+        elif message.is_wanted:
+            return  # the next view comes soon
         else:
             self.leave(link)
 

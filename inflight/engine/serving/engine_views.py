@@ -24,7 +24,7 @@ class EngineViews:
     def watched(self, take: Take) -> Iterator[None]:
         """Call `take` with each view of the engine while the `with` block runs."""
         self._takers.append(take)
-        self._send(Watch(is_wanted=True))  # also to an engine that is watched: it sends its next view at once
+        self._send(Watch(is_wanted=True))  # also to an engine that is watched: if it sleeps, it sends a view
         try:
             yield
         finally:

@@ -62,6 +62,7 @@ class Presenter(ABC):
 
     id_prefix: str  # the beginning of an answer's id
     media_type = EVENTS  # of a stream
+    has_begun = False  # whether an output was written
 
     def __init__(self, to: AnswerTo) -> None:
         self._tokenizer, self._top_logprobs = to.tokenizer, to.request.params.logprobs  # None: no log-probabilities
@@ -87,6 +88,10 @@ class Presenter(ABC):
     @abstractmethod
     def body(self, outputs: Sequence[RequestOutput]) -> bytes:
         """The whole answer. `outputs` has one finished output per prompt."""
+
+    def progress(self, total: int, cached: int, processed: int, milliseconds: float) -> bytes:
+        """The events that say how many tokens of the prompt are computed, `cached` ones among them. "" if the API has none."""
+        return b""
 
     def keep_alive(self) -> bytes:
         """What a stream sends if there has been no event for some time, perhaps before the first output."""

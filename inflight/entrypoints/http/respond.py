@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -14,6 +15,7 @@ from inflight.entrypoints.http.bodies import ErrorBody
 from inflight.entrypoints.http.field_names import FieldNames
 from inflight.entrypoints.http.generation import send_events, submit, whole_answer
 from inflight.entrypoints.http.presenter import AnswerTo, Presenter
+from inflight.entrypoints.http.prompt_progress import prompt_progress
 from inflight.entrypoints.http.server import ApiServer, answer_id, within_deadline
 from inflight.entrypoints.http.sse import EventStream, WorkResponse
 from inflight.entrypoints.http.validated import ValidatedRequest
@@ -74,7 +76,11 @@ def respond(
                 answer = await whole_answer(streams, presenter)
                 return Response(answer, headers=headers, media_type="application/json")
             events = EventStream(send, server.settings.stream_keep_alive_interval, headers, presenter.media_type)
-            await send_events(streams, presenter, events, names)
+            async with AsyncExitStack() as beside:
+                if validated.presentation.return_progress:
+                    telling = prompt_progress(server.engine.engines, streams[0], presenter, events)
+                    await beside.enter_async_context(telling)
+                await send_events(streams, presenter, events, names)
             return None
         except (InvalidRequestError, TokenizerError) as error:
             raise names.api_error(error) from error

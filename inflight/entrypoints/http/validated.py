@@ -29,6 +29,8 @@ class Presentation:
         request_id: the id that the body chooses for the request; None if it chooses none.
         include_usage: whether a stream ends with a chunk that has the usage.
         continuous_usage: whether every chunk of a stream has the usage so far.
+        timings_per_token: whether every chunk of a chat's stream has the times so far, and not only the last one.
+        return_progress: whether a chat's stream tells how much of the prompt is computed.
         parts: the kinds of the request's parts whose results the answer has, in vLLM's form (`SHOWN_PARTS`).
         return_token_ids: whether the answer has the token ids of the prompt and of the completions.
         tokens_as_ids: whether log-probabilities name tokens by their ids, as "token_id:7".
@@ -44,6 +46,8 @@ class Presentation:
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    timings_per_token: bool = False
+    return_progress: bool = False
     parts: tuple[str, ...] = ()
     return_token_ids: bool = False
     tokens_as_ids: bool = False

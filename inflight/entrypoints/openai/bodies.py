@@ -101,10 +101,35 @@ class ChatChunkChoice(Body):
     token_ids: NotRequired[list[int]]
 
 
+class Timings(Body):
+    """llama.cpp's: numbers of tokens, milliseconds. `cache_n` tokens of the prompt were cached, `prompt_n` were computed."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
+class PromptProgress(Body):
+    """llama.cpp's: tokens of the prompt, `processed` with those that were cached; milliseconds since the request began."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
+
+
 class ChatCompletionChunk(Answer):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
+    timings: NotRequired[Timings]
+    prompt_progress: NotRequired[PromptProgress]
     prompt_token_ids: NotRequired[list[int]]
 
 

@@ -49,6 +49,8 @@ def read_chat(server: ApiServer, body: ChatCompletionRequest) -> ChatRequest:
         cache_salt=body.cache_salt or "",
         presentation=replace(
             body.presentation(model, force_usage=server.settings.enable_force_include_usage),
+            timings_per_token=bool(body.timings_per_token),
+            return_progress=bool(body.return_progress),
             has_older_calls=bool(body.functions),
             reasoning=not body.hides_reasoning,
             reasoning_fields=() if body.hides_reasoning else REASONING_FIELDS[server.settings.reasoning_field],

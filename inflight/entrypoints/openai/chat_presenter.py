@@ -16,6 +16,7 @@ from inflight.entrypoints.openai.bodies import (
 )
 from inflight.entrypoints.openai.chunk_presenter import ChunkPresenter, finish_reason_of
 from inflight.entrypoints.openai.logprobs import shown_parts
+from inflight.entrypoints.openai.timings import Timer
 from inflight.entrypoints.written_answer import written_answer
 from inflight.interface.events import ContentDelta, Event, ReasoningDelta, ToolCallStart
 from inflight.outputs import CompletionOutput, RequestOutput
@@ -30,9 +31,15 @@ class ChatPresenter(ChunkPresenter):
         super().__init__(to)
         # choice index -> whether a call has begun; set at the choice's first output
         self._has_calls: dict[int, bool] = {}
+        self._timer = Timer()
 
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
         self._usage.add(prompt_index, output)
+        self.has_begun = True
+        self._timer.record_output()
+        self._timings = None
+        if output.finished or self._presentation.timings_per_token:
+            self._timings = self._timer.of_output(output, self._usage.completion_tokens)
         events: list[bytes] = []
         for choice in output.outputs:
             if choice.index not in self._has_calls:
@@ -50,6 +57,11 @@ class ChatPresenter(ChunkPresenter):
             more["prompt_token_ids"] = output.prompt_token_ids
         more |= shown_parts(self._presentation.parts, output)
         return self._body([self._choice(choice) for choice in output.outputs], outputs, **more)
+
+    def progress(self, total: int, cached: int, processed: int, milliseconds: float) -> bytes:
+        choice: ChatChunkChoice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}
+        progress = {"total": total, "cache": cached, "processed": processed, "time_ms": round(milliseconds, 3)}
+        return self._chunk(choice, prompt_progress=progress)
 
     # -- a stream ------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from inflight.entrypoints.http.errors import ApiError
 from inflight.entrypoints.http.presenter import AnswerTo, Presenter, to_json_in_slices
 from inflight.entrypoints.http.sse import DONE
 from inflight.entrypoints.json_lines import to_json
-from inflight.entrypoints.openai.bodies import Answer, ChatChunkChoice, CompletionChoice, FinishReason
+from inflight.entrypoints.openai.bodies import Answer, ChatChunkChoice, CompletionChoice, FinishReason, Timings
 from inflight.outputs import CompletionOutput, RequestOutput
 
 
@@ -19,6 +19,7 @@ class ChunkPresenter(Presenter):
     def __init__(self, to: AnswerTo) -> None:
         super().__init__(to)
         self._presentation = presentation = to.request.presentation
+        self._timings: Timings | None = None  # what the next chunks have
         self._shared: Answer = {
             "id": to.answer_id,
             "created": int(time.time()),
@@ -46,6 +47,8 @@ class ChunkPresenter(Presenter):
         """An event with one choice. `more` has further members of the chunk."""
         if self._presentation.continuous_usage:
             more["usage"] = self._usage.as_json()
+        if self._timings is not None:
+            more["timings"] = self._timings
         members = b"," + to_json(more)[1:-1] if more else b""
         return b"%s%s]%s%s" % (self._head, to_json(choice, inf_nan_mode="null"), members, self._end)
 

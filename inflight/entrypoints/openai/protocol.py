@@ -64,6 +64,12 @@ class ChatCompletionRequest(ChatTemplateFields, GenerationFields):
     )
     tool_choice: ToolChoice | None = optional("none, auto, required, or one function by name.")
     parallel_tool_calls: bool | None = optional("False: at most one call.")
+    timings_per_token: bool | None = optional(
+        "Every chunk of a stream has the timings so far (llama.cpp); the last chunk always has them."
+    )
+    return_progress: bool | None = optional(
+        "A stream tells how many tokens of the prompt are computed, until the first token (llama.cpp)."
+    )
     modalities: list[Literal["text"]] | None = neutral("Text only.", max_length=1, min_length=1)
     audio: None = neutral("Text only.")
     store: bool | None = no_effect("Nothing is stored.")

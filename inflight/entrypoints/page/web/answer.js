@@ -10,7 +10,7 @@ export class Answer {
    */
   constructor(node, body, onChange) {
     this._node = node;
-    this._body = { ...body, stream: true,
+    this._body = { ...body, stream: true, timings_per_token: true, return_progress: true,
       stream_options: { include_usage: true, continuous_usage_stats: true } };
     this._onChange = onChange;
     this._abort = new AbortController();

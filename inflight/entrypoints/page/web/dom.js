@@ -42,13 +42,13 @@ export function button(text, label, onclick, props = {}) {
 export function ask(title, fields, { ok = "OK", about = "" } = {}) {
   return new Promise((resolve) => {
     const inputs = fields.map((field) =>
-      h("input", { name: field.name, type: "text", class: field.isSecret ? "secret" : null, value: field.value ?? "",
-        autocomplete: "off", spellcheck: "false", id: `ask-${field.name}` }));
+      h(field.isSecret ? "textarea" : "input", { name: field.name, class: field.isSecret ? "secret" : null, rows: field.isSecret ? 1 : null,
+        value: field.value ?? "", autocomplete: "off", spellcheck: "false", id: `ask-${field.name}` }));
     const done = (result) => { dialog.close(); dialog.remove(); resolve(result); };
     const accept = () => done(Object.fromEntries(inputs.map((input) => [input.name, input.value])));
     // no submit: the page's policy allows no form to be sent anywhere
     const form = h("div", { class: "ask", onkeydown: (event) => {
-      if (event.key === "Enter" && event.target.tagName === "INPUT") { event.preventDefault(); accept(); }
+      if (event.key === "Enter" && event.target.tagName !== "BUTTON") { event.preventDefault(); accept(); }
     } },
       h("h2", { id: "ask-title" }, title), about && h("p", {}, about),
       fields.map((field, i) => h("label", { for: `ask-${field.name}` }, field.label, inputs[i])),
