@@ -16,6 +16,7 @@ from inflight.layers.context import LayerContext
 from inflight.models.causal_lm import CausalLM
 from inflight.weight_cache.background import BackgroundWork
 from inflight.weight_cache.folder import CacheFolder, UnusableFolderError
+from inflight.weight_cache.huge_pages import use_huge_pages
 from inflight.weight_cache.identity import ModelFiles, key_of, look_at
 from inflight.weight_cache.loading import Fill, Loading, MappedLoading, NotedLoading
 from inflight.weight_cache.packed_file import PackedFileError, open_packed
@@ -88,9 +89,13 @@ class WeightCache:
         return self._loading.notes
 
     def keep(self, notes: tuple[str, ...]) -> None:
-        """Has the packed file written, if there is none and there should be one."""
-        if isinstance(self._loading, NotedLoading) and self._entry is not None and self._later is not None:
+        """Has the packed file written while the engine serves, if there is none; if it is mapped, has its pages made huge."""
+        if self._entry is None or self._later is None:
+            return
+        if isinstance(self._loading, NotedLoading):
             self._later.add(partial(_write, self._loading, self._entry, self._name, notes))
+        elif isinstance(self._loading, MappedLoading):
+            self._later.add(partial(use_huge_pages, self._loading.file.content))
 
     def _mapped_loading(self) -> Loading | None:
         if self._entry is None or self._kernels is None:

@@ -110,7 +110,7 @@ class MappedLoading(Loading):
 
     def __init__(self, file: PackedFile, kernels: KernelLibrary) -> None:
         self.notes = file.index.notes
-        self._file = file
+        self.file = file
         self._kernels = kernels
         self._calls: Iterator[tuple[StoredProduct, ...]] = iter(())
 
@@ -118,18 +118,18 @@ class MappedLoading(Loading):
         def next_call() -> tuple[StoredProduct, ...]:
             return next_of(self._calls)
 
-        return _with_methods(context, lambda method: MappedLinear(method, self._kernels, self._file, next_call))
+        return _with_methods(context, lambda method: MappedLinear(method, self._kernels, self.file, next_call))
 
     def load(self, model: CausalLM, fill: Fill) -> None:
-        model.mapped_bytes = self._file.num_bytes
+        model.mapped_bytes = len(self.file.content)
         units = model.load_units()
-        stored_units = self._file.index.units
+        stored_units = self.file.index.units
         if [prefix for prefix, _ in units] != [stored.prefix for stored in stored_units]:
             raise PackedFileError("it has other units than the model")
         for (_, unit), stored in zip(units, stored_units, strict=True):
             self._calls = iter(stored.calls)
             for name, tensor in stored.parameters:
-                _set_parameter(unit, name, self._file, tensor)
+                _set_parameter(unit, name, self.file, tensor)
             unit.finish_loading()
             if next(self._calls, None) is not None:
                 raise PackedFileError("it has more products than the model")

@@ -176,8 +176,7 @@ class PackedFile:
 
     def __init__(self, index: Index, content: Tensor) -> None:
         self.index = index
-        self.num_bytes = len(content)
-        self._content = content
+        self.content = content
 
     def tensor(self, stored: StoredTensor) -> Tensor:
         """
@@ -191,9 +190,9 @@ class PackedFile:
         for size in stored.shape:
             count *= size
         stop = stored.offset + count * dtype.itemsize
-        if stored.offset < 0 or stored.offset % _ALIGNMENT or count < 0 or stop > len(self._content):
+        if stored.offset < 0 or stored.offset % _ALIGNMENT or count < 0 or stop > len(self.content):
             raise PackedFileError("it has a tensor that is not within the file")
-        return self._content[stored.offset : stop].view(dtype).view(stored.shape)
+        return self.content[stored.offset : stop].view(dtype).view(stored.shape)
 
 
 def open_packed(folder: CacheFolder, key: str) -> PackedFile | None:
@@ -216,7 +215,7 @@ def open_packed(folder: CacheFolder, key: str) -> PackedFile | None:
             raise PackedFileError("its weights were changed, cut off or copied after they had been written")
         if _read_samples(opened, identity.num_bytes) != index.samples:
             raise PackedFileError("its weights are damaged")
-        content = _map(opened, identity.num_bytes)
+        content = map_file(opened, identity.num_bytes)
     except OSError as error:
         raise PackedFileError(str(error)) from error
     finally:
@@ -235,8 +234,12 @@ def _read_index(stored: bytes) -> Index:
         raise PackedFileError(f"its index is of another form ({error})") from error
 
 
-def _map(opened: int, num_bytes: int) -> Tensor:
-    """The file as a tensor, uint8 [num_bytes], at a multiple of the size of a huge page: only so the pages can be huge."""
+def map_file(opened: int, num_bytes: int) -> Tensor:
+    """The file as a tensor, uint8 [num_bytes], at a multiple of the size of a huge page: only so the pages can be huge.
+
+    Raises:
+        OSError: the operating system refuses.
+    """
     reserved = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = torch.frombuffer(reserved, dtype=torch.uint8)
     first = -whole.data_ptr() % _HUGE_PAGE

@@ -12,6 +12,7 @@ from inflight.config.engine import ModelConfig, QuantizationConfig
 from inflight.config.gguf_config import read_model_config
 from inflight.config.parse_architecture import parse_architecture
 from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.model_loader import loader
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM
 from inflight.weight_cache import identity
@@ -30,6 +31,15 @@ def use_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def refuse_to_fill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a model that is loaded from its checkpoint fails."""
+
+    def fill(*_: object) -> None:
+        raise AssertionError("a unit was filled")
+
+    monkeypatch.setattr(loader, "_allocate_and_fill", fill)
+
+
 def load_cached(
     folder: Path,
     quantization: QuantizationConfig | None = None,
@@ -45,7 +55,7 @@ def load_cached(
         architecture=parse_architecture(read_model_config(folder)),
         dtype=dtype,
         max_model_len=64,
-        load_format="safetensors",
+        load_format="gguf" if folder.suffix == ".gguf" else "safetensors",
         seed=0,
         fingerprint="",
         quantization=quantization or QuantizationConfig(),

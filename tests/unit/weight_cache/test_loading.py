@@ -10,21 +10,13 @@ import torch
 from inflight.config.engine import QuantizationConfig
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.linear import Linear
-from inflight.model_loader import loader
 from tests.conftest import FULL
-from tests.support.cached_weights import load_cached, use_cache
+from tests.support.cached_weights import load_cached, refuse_to_fill, use_cache
 from tests.support.full_context_attention import load, run_prompt
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
 PROMPT = torch.arange(9)
 CASES = [(name, index) for name, configs in FAMILY_CONFIGS.items() for index in range(len(configs) if FULL else 1)]
-
-
-def refuse_to_fill(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill(*_: object) -> None:
-        raise AssertionError("a unit was filled")
-
-    monkeypatch.setattr(loader, "_allocate_and_fill", fill)
 
 
 @pytest.mark.parametrize(("family", "index"), CASES)

@@ -152,7 +152,7 @@ def test_a_tensor_outside_of_the_file(model: Path, cache: Path) -> None:
     file = open_packed(CacheFolder(cache), only(cache, ".index").stem)
     assert file is not None
     layout = Layout()
-    stored = layout.add(torch.zeros(file.num_bytes + 1, dtype=torch.uint8))
+    stored = layout.add(torch.zeros(len(file.content) + 1, dtype=torch.uint8))
     for spoilt in (stored, packed_file.StoredTensor(1, "uint8", (1,)), packed_file.StoredTensor(0, "Tensor", (1,))):
         with pytest.raises(PackedFileError):
             file.tensor(spoilt)

@@ -41,6 +41,7 @@ class Device:
 
 class Runner:
     has_run = False
+    mapped_bytes = 0
 
     def profile_run(self) -> None:
         self.has_run = True
@@ -66,12 +67,14 @@ def left_for_cache(
     loaded: int | None = None,
     share: float = 0.5,
     kind: str = "cpu",
+    mapped: int = 0,
     num_ranks: int = 1,
     num_replicas: int = 1,
     backend: str = "mp",
     **changes: Any,
 ) -> int:
-    """What `measure_available` says. `weights`: of one rank, as its files say; `loaded`: as it has them in memory."""
+    """What `measure_available` says. `weights`: of one rank, as its files say; `loaded`: as it has them in memory,
+    without the pages of a file that are `mapped`."""
     device: Any = Device(free_bytes=free, budget_bytes=1000)
     device.kind = kind
     config = engine_config(tensor_parallel_size=num_ranks)
@@ -86,9 +89,18 @@ def left_for_cache(
     own[0] += weights if loaded is None else loaded
     device.free_bytes -= num_ranks * num_replicas * weights
     runner: Any = Runner()
+    runner.mapped_bytes = mapped
     result = made.measure_available(runner)
     assert runner.has_run and device.utilization == share
     return result
+
+
+def test_mapped_weights_count_as_those_in_memory(own_bytes: list[int]) -> None:
+    in_memory = left_for_cache(own_bytes, free=5000, weights=300, loaded=900)
+    own_bytes[0] = 0
+    assert left_for_cache(own_bytes, free=5000, weights=300, loaded=0, mapped=900) == in_memory
+    own_bytes[0] = 0
+    assert left_for_cache(own_bytes, free=5000, weights=300) > in_memory
 
 
 def test_on_a_gpu_the_weights_are_a_part_of_the_share(own_bytes: list[int]) -> None:
