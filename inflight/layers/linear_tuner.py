@@ -7,7 +7,9 @@ is done for each kind and shape of weight, with 1, 2, 4, ... 64 rows. Later call
 import copy
 import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 
 import torch
@@ -18,6 +20,7 @@ from inflight.device.cuda import drop_library_workspaces, record_graph
 from inflight.kernels.triton.experts import ExpertWeights
 from inflight.kernels.triton.layer_ops import multiply_gate
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig, is_of_the_tile
+from inflight.layers.gpu_choices import Choices, KeptChoice, kept_choices
 from inflight.layers.linear_method import LinearChoice
 
 logger = logging.getLogger(__name__)
@@ -30,6 +33,7 @@ _MIN_BYTES_READ = 256 << 20
 # A weight is read again only after so many times the cache's size was read. By then the weight has left the cache.
 _CACHES_READ = 2
 _REPEATS = 4
+_MIN_STAGES = 2  # with fewer, a program does not load while it computes
 
 
 class GpuWeight(ABC):
@@ -115,6 +119,8 @@ def tune(
     for layer in layers:
         alike.setdefault(layer.key, []).append(layer)
     clock = GraphClock(device)
+    store = kept_choices(device)
+    kept, measured = store.read(), Choices()
     row_counts = sorted({_power_of_two(num_rows) for num_rows in range(1, min(max_num_rows, MAX_TUNED_ROWS) + 1)})
     choices: list[LinearChoice] = []
     with no_garbage_collection():
@@ -123,36 +129,72 @@ def tune(
             tiles = weight.tiles(clock.num_multiprocessors)
             if not tiles or weight.num_bytes < min_weight_bytes:
                 continue
-            measured = _more_than_the_cache_holds(group, clock.cache_bytes)
+            timed = _more_than_the_cache_holds(group, clock.cache_bytes)
             for num_rows in row_counts:
                 x = torch.randn(num_rows, weight.shape[1], dtype=torch.float32, device=device).to(dtype)
                 out = torch.empty(num_rows, group[0].num_columns, dtype=out_dtype, device=device)
-                times = _times(measured, x, out, tiles, clock)
+                name = f"{group[0].key} {dtype} {out_dtype} {num_rows} rows"
+                if name in kept and _runs(group[0], x, out, kept[name]):
+                    continue
+                times = _times(timed, x, out, tiles, clock)
                 fastest = min(times, key=times.__getitem__)
-                if fastest is not None:
-                    for layer in group:
-                        layer.chosen[num_rows] = fastest
-                choices.append(
-                    LinearChoice(
-                        out_features=weight.shape[0],
-                        in_features=weight.shape[1],
-                        num_rows=num_rows,
-                        way="library" if fastest is None else str(fastest),
-                        microseconds=times[fastest],
-                        library_microseconds=times[None],
-                    )
+                measured[name] = KeptChoice(
+                    tile=None if fastest is None else asdict(fastest),
+                    microseconds=times[fastest],
+                    library_microseconds=times[None],
                 )
-                logger.debug("%s", choices[-1])
+        agreed = {**kept, **store.agree(measured, kept)}
+        for group in alike.values():
+            for num_rows in row_counts:
+                choice = agreed.get(f"{group[0].key} {dtype} {out_dtype} {num_rows} rows")
+                if choice is not None and group[0].weight.num_bytes >= min_weight_bytes:
+                    choices.append(_choose(group, num_rows, choice))
+                    logger.debug("%s", choices[-1])
     return choices
+
+
+def _runs(layer: TunedLinear, x: Tensor, out: Tensor, choice: KeptChoice) -> bool:
+    """Runs a kept choice once, so that it is compiled. False if it does not run here."""
+    try:
+        tile = None if choice["tile"] is None else TileConfig(**choice["tile"])
+        if tile is not None:
+            layer.scratch.reserve(layer.weight.shape[0], len(x), tile)
+        layer.multiply(x, out, tile)
+    except Exception as error:
+        if not (isinstance(error, TypeError) or is_of_the_tile(error)):
+            raise
+        return False
+    return True
+
+
+def _choose(group: Sequence[TunedLinear], num_rows: int, choice: KeptChoice) -> LinearChoice:
+    """Lets the layers of `group`, which are alike, use this choice for `num_rows` rows."""
+    tile = None if choice["tile"] is None else TileConfig(**choice["tile"])
+    weight = group[0].weight
+    if tile is not None:
+        group[0].scratch.reserve(weight.shape[0], num_rows, tile)
+        for layer in group:
+            layer.chosen[num_rows] = tile
+    return LinearChoice(
+        out_features=weight.shape[0],
+        in_features=weight.shape[1],
+        num_rows=num_rows,
+        way="library" if tile is None else str(tile),
+        microseconds=choice["microseconds"],
+        library_microseconds=choice["library_microseconds"],
+    )
 
 
 def _times(
     layers: Sequence[TunedLinear], x: Tensor, out: Tensor, tiles: Sequence[TileConfig], clock: "GraphClock"
 ) -> dict[TileConfig | None, float]:
-    """Measures one multiplication, in microseconds, by the library (key None) and with each tile size that runs on this GPU."""
+    """Measures one multiplication, in microseconds, by the library (key None) and with each tile size that runs on this GPU. A
+    tile that does not fit its shared memory is tried with fewer stages."""
     layers = [*layers] * -(-_MIN_CALLS // len(layers))
     times: dict[TileConfig | None, float] = {}
-    for tile in (None, *tiles):
+    waiting: deque[TileConfig | None] = deque([None, *tiles])
+    while waiting:
+        tile = waiting.popleft()
         if tile is not None:
             layers[0].scratch.reserve(layers[0].weight.shape[0], len(x), tile)
         try:
@@ -160,6 +202,9 @@ def _times(
         except Exception as error:
             if not is_of_the_tile(error):
                 raise
+            if tile is not None and tile.num_stages // 2 >= _MIN_STAGES:
+                waiting.appendleft(replace(tile, num_stages=tile.num_stages // 2))
+                continue
             logger.warning(
                 "the product with a weight of %dx%d does not run in tiles of %s, so these are not used: %r",
                 *layers[0].weight.shape,

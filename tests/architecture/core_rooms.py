@@ -92,7 +92,13 @@ EDGES = {
     ),
     "GPUs": (
         *("kernels/triton/*", "device/cuda.py", "device/host_memory.py", "config/cuda_driver.py"),
-        *("attention/triton_paged.py", "layers/gpu_linear.py", "layers/linear_tuner.py", "sample/device_sampler.py"),
+        *(
+            "attention/triton_paged.py",
+            "layers/gpu_linear.py",
+            "layers/gpu_choices.py",
+            "layers/linear_tuner.py",
+            "sample/device_sampler.py",
+        ),
         "layers/gpu_experts.py",
         *("worker/gpu/*", "distributed/nccl.py", "distributed/device_stage_link.py"),
     ),

@@ -9,6 +9,7 @@ import torch
 
 from inflight.kernels.triton.layer_ops import TritonLayerOps
 from inflight.layers import linear_tuner
+from inflight.layers.gpu_choices import KeptChoices
 from inflight.layers.gpu_linear import GpuLinear
 from tests.support.triton_inputs import IS_INTERPRETED
 
@@ -39,3 +40,4 @@ def use_gpu_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inflight.layers.context.select_linear_method", select_linear_method)
     monkeypatch.setattr("inflight.layers.context.select_layer_ops", lambda device, dtype: TritonLayerOps())
     monkeypatch.setattr(linear_tuner, "GraphClock", TritonIsFaster)
+    monkeypatch.setattr(linear_tuner, "kept_choices", lambda device: KeptChoices(None))

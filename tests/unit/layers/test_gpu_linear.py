@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from inflight.kernels.triton.layer_ops import LARGEST
 from inflight.kernels.triton.split_k import SplitKScratch, TileConfig
 from inflight.layers import gpu_linear, linear_tuner
 from inflight.layers.context import select_linear_method
+from inflight.layers.gpu_choices import KeptChoice, KeptChoices
 from inflight.layers.gpu_linear import GpuLinear
 from inflight.layers.linear_method import LinearChoice
 from inflight.layers.linear_tuner import GpuWeight, TunedLinear, tune
@@ -33,6 +36,11 @@ TILES = [TileConfig(block_n=32, block_k=32, num_splits=splits, num_warps=4, num_
 
 def method(quantization: str | None = None, group_size: int = 64, dtype: torch.dtype = FLOAT) -> GpuLinear:
     return GpuLinear(DEVICE, dtype, dtype, quantization=quantization, group_size=group_size, min_weight_bytes=0)
+
+
+@pytest.fixture(autouse=True)
+def _keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_tuner, "kept_choices", lambda device: KeptChoices(None))
 
 
 @pytest.fixture
@@ -112,8 +120,11 @@ def time_of(call: partial[None], *, library: float) -> float:
 class Tuned:
     """Layers of these weights, and what `tune` measures them with."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, clock: FakeClock, *weights: CountingWeight) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, clock: FakeClock, *weights: CountingWeight, path: Path | None = None
+    ) -> None:
         monkeypatch.setattr(linear_tuner, "GraphClock", lambda device: clock)
+        monkeypatch.setattr(linear_tuner, "kept_choices", lambda device: KeptChoices(path))
         scratch = SplitKScratch(DEVICE)
         self.layers = {id(weight): TunedLinear(weight, None, scratch, gate=None) for weight in weights}
 
@@ -167,6 +178,60 @@ def test_what_does_not_run_is_left_out(
         tuned.tune(1)
     assert tuned.way(weight, 1) == TILES[1]
     assert "does not run" in caplog.text
+
+
+def test_a_tile_that_does_not_fit_is_tried_with_fewer_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPTQ and AWQ with groups of 128 have 64 rows in six stages on no GPU with 99 KB of shared memory."""
+    weight = CountingWeight()
+    tuned = Tuned(monkeypatch, FakeClock(partial(time_of, library=9.5)), weight)
+    deep = replace(TILES[0], num_stages=6)
+
+    def multiply(x: Tensor, bias: object, out: Tensor, tile: TileConfig, scratch: object, *, gate: str | None) -> None:
+        if tile.num_stages > 3:
+            raise OutOfResources(136 << 10, 99 << 10, "shared memory")
+        weight.ways.append(tile)
+
+    monkeypatch.setattr(weight, "multiply", multiply)
+    monkeypatch.setattr(weight, "tiles", lambda num_multiprocessors: [deep])
+    tuned.tune(64)
+    assert tuned.way(weight, 64) == replace(deep, num_stages=3)
+
+
+def test_the_next_start_takes_the_choices_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if it would choose others: another way adds in another order, and rounds differently."""
+    path = tmp_path / "kept" / "products.json"
+    first, second = CountingWeight(), CountingWeight()
+    chosen = Tuned(monkeypatch, FakeClock(partial(time_of, library=8.5)), first, path=path).tune(4)
+    clock = FakeClock(partial(time_of, library=1.0))
+    again = Tuned(monkeypatch, clock, second, path=path)
+    assert again.tune(4) == chosen
+    assert clock.measured == 0
+    assert [again.way(second, rows) for rows in (1, 2, 4)] == [TILES[2]] * 3
+    more = again.tune(8)
+    assert (len(more), clock.measured) == (4, 1 + len(TILES)), "what is new is measured"
+    path.write_text("{damaged")
+    assert {choice.way for choice in again.tune(1)} == {"library"}
+
+
+def test_a_kept_choice_that_does_not_run_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "products.json"
+    Tuned(monkeypatch, FakeClock(partial(time_of, library=8.5)), CountingWeight(), path=path).tune(1)
+    weight = CountingWeight()
+    tuned = Tuned(monkeypatch, FakeClock(partial(time_of, library=9.5)), weight, path=path)
+    weight.kind = "broken"
+    (name,) = KeptChoices(path).read()
+    tuned.layers[id(weight)].key = CountingWeight().kind, weight.shape, None
+    tuned.tune(1)
+    assert tuned.way(weight, 1) == TILES[1]
+    assert KeptChoices(path).read()[name]["tile"] == asdict(TILES[1])
+
+
+def test_the_first_of_two_ranks_is_right(tmp_path: Path) -> None:
+    store = KeptChoices(tmp_path / "products.json")
+    ours, theirs = (KeptChoice(tile=None, microseconds=time, library_microseconds=9.0) for time in (1.0, 2.0))
+    assert store.agree({"a": ours}, {}) == {"a": ours}
+    assert store.agree({"a": theirs, "b": theirs}, {}) == {"a": ours, "b": theirs}
+    assert KeptChoices(None).agree({"a": theirs}, {}) == {"a": theirs}
 
 
 def test_kinds_and_shapes_are_chosen_apart_and_weights_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
