@@ -8,19 +8,17 @@ missing size is an error (exceptions have a comment). Other missing fields have 
 from collections.abc import Mapping
 
 from inflight.config.architecture import ModelArchitecture
-from inflight.config.families import ENCODERS, FAMILIES, VISION_FAMILIES
+from inflight.config.families import ENCODERS, FAMILIES, TRANSFORMERS_VISION, VISION_FAMILIES
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
-from inflight.config.families.vision_family import text_part
 from inflight.config.json_fields import JsonFields
 from inflight.config.pooler import base_and_end
 
 _ALL = (*FAMILIES, *ENCODERS)
-_VISION = {family.architecture: family for family in VISION_FAMILIES}
+_VISION = {family.architecture: family for family in (*VISION_FAMILIES, *TRANSFORMERS_VISION)}
 SUPPORTED_ARCHITECTURES = (*(family.architecture for family in _ALL), *_VISION)
 BY_ARCHITECTURE = {name: family for family in _ALL for name in (family.architecture, *family.others)}
 _BY_BASE = {base_and_end(family.architecture)[0]: family for family in FAMILIES}
-_WRAPPERS = dict(family.wrapper for family in FAMILIES if family.wrapper is not None)  # architecture -> model_type
 
 
 def parse_architecture(config: Mapping[str, object], *, language_model_only: bool = False) -> ModelArchitecture:
@@ -35,10 +33,6 @@ def parse_architecture(config: Mapping[str, object], *, language_model_only: boo
     vision = next((_VISION[name] for name in names if name in _VISION), None)
     if family is None and vision is not None:
         return vision.specify(config, language_model_only=language_model_only)
-    wrapper = next((name for name in names if name in _WRAPPERS), None)
-    if family is None and wrapper is not None:
-        within = tuple(each for each in FAMILIES if each.wrapper is not None and each.wrapper[0] == wrapper)
-        family, fields = text_part(fields, within, wrapper)
     if family is None:
         raise fields.refusal(f"{', '.join(names)} is not supported; supported are {', '.join(SUPPORTED_ARCHITECTURES)}")
     return family.specify(fields)
@@ -48,7 +42,7 @@ def is_known_family(config: Mapping[str, object]) -> bool:
     """Whether Inflight's own code supports the model's family. `parse_architecture` may still refuse this variant of it."""
     fields = FamilyFields(config)
     names = _architecture_names(fields)
-    return any(name in _WRAPPERS or name in _VISION or family_of(name) is not None for name in names)
+    return any(name in _VISION or family_of(name) is not None for name in names)
 
 
 def family_of(name: str) -> Family | None:
@@ -63,6 +57,5 @@ def family_of(name: str) -> Family | None:
 def _architecture_names(fields: JsonFields) -> tuple[str, ...]:
     of_type = {family.model_type: family.architecture for family in _ALL}
     of_type |= {family.model_type: name for name, family in _VISION.items()}
-    of_type |= {model_type: name for name, model_type in _WRAPPERS.items()}
     model_type = fields.text("model_type", "unknown")  # a config that was saved without weights has no names
     return fields.name_or_names("architectures") or (of_type.get(model_type, f"model_type {model_type}"),)

@@ -256,10 +256,55 @@ class Qwen25VisionSpec(QwenVisionSpec):
     full_layers: tuple[int, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TransformersVisionSpec(VisionSpec):
+    """A tower that the code of transformers computes, for a whole image at a time (models/transformers_fallback/tower.py).
+    `config_json` is the whole config.json. An image has one row of `num_tokens` columns as its grid; its pixels are the arrays
+    that transformers' processor returns (interface/packed_arrays.py). The sizes are those that config.json gives, and 0 where
+    it gives none: they only say how much memory an image needs."""
+
+    prefixes = (
+        "model.vision_tower.", "model.vision_model.", "model.visual.", "model.multi_modal_projector.", "model.connector.",
+        "model.aligner.", "model.projector.", "model.vision_encoder.", "model.vision_projection.", "model.high_res_vision_",
+        "model.visual_embeddings_table.", "model.image_newline", "vision_model.", "vision_encoder.", "vision_projection.",
+        "connector.", "aligner.", "image_newline", "visual_embeddings_table.", "model.qwen2_model.",
+    )  # fmt: skip
+
+    kind: Literal["transformers"] = "transformers"
+    image_token_id: int
+    out_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    mlp_size: int
+    merge_size: int = 2
+    config_json: str
+
+    @property
+    def patch_features(self) -> int:
+        return 0
+
+    def num_tokens(self, grid: Grid) -> int:
+        return grid[2]
+
+    def grid_problem(self, grid: Grid) -> str | None:
+        return None
+
+    def num_slices(self, grid: Grid) -> int:
+        return 1
+
+
 # kind -> specification: what a message may have as `ModelArchitecture.vision` (interface/codec.py)
 VISION_KINDS: dict[str, type[VisionSpec]] = {
     each.kind: each
-    for each in (Idefics3VisionSpec, Qwen3VisionSpec, Qwen25VisionSpec, Gemma3VisionSpec, Gemma4VisionSpec)
+    for each in (
+        Idefics3VisionSpec,
+        Qwen3VisionSpec,
+        Qwen25VisionSpec,
+        Gemma3VisionSpec,
+        Gemma4VisionSpec,
+        TransformersVisionSpec,
+    )
 }
 
 

@@ -97,7 +97,7 @@ def load_model(
             partial(_load_unit, _filler(model_config, source, []), device),
         )
         if architecture.implementation == TRANSFORMERS
-        else partial(make_decoder, architecture, served)
+        else partial(_make_decoder, architecture, served, source)
     )
     files = () if source is None else (stored.file for stored in source.tensors.values())
     weight_cache = WeightCache(model_config, files, context=context, tp=tp, stage=stage, later=later)
@@ -158,6 +158,23 @@ def _load_unit(fill: _Fill, device: torch.device, unit: Loadable, prefix: str) -
     unit.finish_loading()
 
 
+def _make_decoder(
+    architecture: ModelArchitecture,
+    served: CausalLM | None,
+    source: WeightSource | None,
+    context: LayerContext,
+    stage: PipelineStage,
+) -> CausalLM:
+    model = make_decoder(architecture, served, context, stage)
+    if model.tower is not None:
+        model.tower.read_names(_shapes(source))
+    return model
+
+
+def _shapes(source: WeightSource | None) -> dict[str, tuple[int, ...]] | None:
+    return None if source is None else {name: tensor.shape for name, tensor in source.tensors.items()}
+
+
 def _make_fallback(
     model_config: ModelConfig,
     source: WeightSource | None,
@@ -170,8 +187,7 @@ def _make_fallback(
     from inflight.models.transformers_fallback.model import TransformersForCausalLM
     from inflight.models.transformers_fallback.weights import Checkpoint
 
-    stored = None if source is None else {name: tensor.shape for name, tensor in source.tensors.items()}
-    return TransformersForCausalLM(model_config, context, stage, Checkpoint(stored, differ, load))
+    return TransformersForCausalLM(model_config, context, stage, Checkpoint(_shapes(source), differ, load))
 
 
 def _differ(source: WeightSource | None, tells: bool, one: str, other: str) -> bool:

@@ -48,7 +48,7 @@ class DecoderForCausalLM(CausalLM):
         self.embed_tokens = make_embedding(architecture, context) if stage.is_first else None
         self.tower: VisionTower | None = None
         if stage.is_first and architecture.vision is not None:
-            self.tower = make_tower(architecture.vision, context)
+            self.tower = make_tower(architecture.vision, context, self.embed)
         # one rotation per step for each kind of rotary embedding among the layers
         mixers = [layer.mixer for layer in architecture.layers[stage.start : stage.stop]]
         index_of = {
@@ -93,9 +93,7 @@ class DecoderForCausalLM(CausalLM):
         delta: Tensor | None = None
         residual: Tensor
         if self.embed_tokens is not None:
-            residual = self.embed_tokens.embed(step.input_ids, step.positions, step.token_types)
-            if self.embedding_scale != 1.0:
-                residual.mul_(self.embedding_scale)
+            residual = self.embed(step.input_ids, step.positions, step.token_types)
         else:
             assert step.intermediate is not None, "only the first stage has an embedding"
             delta, residual = step.intermediate.delta, step.intermediate.residual
@@ -128,6 +126,12 @@ class DecoderForCausalLM(CausalLM):
             return IntermediateTensors(delta, residual)
         return self.norm.add_and_norm(delta, residual)
 
+    def embed(self, token_ids: Tensor, positions: Tensor, token_types: Tensor | None) -> Tensor:
+        """token_ids [num_tokens] -> [num_tokens, hidden_size]. Only on the first stage."""
+        assert self.embed_tokens is not None
+        embedded = self.embed_tokens.embed(token_ids, positions, token_types)
+        return embedded if self.embedding_scale == 1.0 else embedded.mul_(self.embedding_scale)
+
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         if self.lm_head is None:
             zeros = hidden.new_empty((len(hidden), self.vocab_size), dtype=torch.float32) if out is None else out
@@ -140,7 +144,9 @@ class DecoderForCausalLM(CausalLM):
         return logits
 
     def leaves_unread(self, name: str) -> bool:
-        return name.startswith(self.unread) or f"model.{name}".startswith(self.unread)
+        if name.startswith(self.unread) or f"model.{name}".startswith(self.unread):
+            return True
+        return self.tower is not None and self.tower.leaves_unread(name)
 
     def load_units(self) -> list[tuple[str, Loadable]]:
         units: list[tuple[str, Loadable]] = []

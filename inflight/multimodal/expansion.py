@@ -18,7 +18,10 @@ def expand_text(text: str, images: Sequence[ProcessedImage]) -> str:
     _check_count(len(pieces) - 1, len(images), placeholder)
     texts = [pieces[0]]
     for image, piece in zip(images, pieces[1:], strict=True):
-        texts += [image.expansion, piece]
+        border = image.border
+        is_behind_image = bool(border) and texts[-1] == ""
+        texts.append(image.expansion.removeprefix(border) if is_behind_image and len(texts) > 1 else image.expansion)
+        texts.append(f" {piece}" if border and piece and not piece[0].isspace() and piece[0] != "<" else piece)
     return "".join(texts)
 
 

@@ -9,8 +9,10 @@ transformers is imported here only, in a process of its own, and without torch (
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inflight.errors import ConfigError, InvalidRequestError
+from inflight.interface.packed_arrays import pack_arrays
 from inflight.interface.request import Float32Array
 from inflight.multimodal.messages import Options, Start
 from inflight.multimodal.processed import Grid, ProcessedImage, ProcessedInput, digest_of
@@ -33,6 +36,8 @@ _FIXED = frozenset(
     """.split()
 )
 _SIZES = ("size", "pixels", "edge", "crops", "patches", "tiles", "tokens")  # parts of names of options
+# What processors return about the text of a prompt, and not about its images
+_ABOUT_TEXT = frozenset("input_ids attention_mask token_type_ids mm_token_type_ids text_replacement_offsets".split())
 _MOST_UNKNOWN = 4096  # of an option without a value in the model's files
 MAX_PIXEL_BYTES = 2**29  # of the pixels of one image
 
@@ -49,18 +54,25 @@ class FamilyProcessor:
     def __init__(self, start: Start) -> None:
         self._processor = _load(start)
         self._image_processor = self._processor.image_processor
-        self._placeholder = str(self._processor.image_token)
-        self._patch_size = _patch_size(start.folder, self._image_processor)
-        token = getattr(self._processor.tokenizer, "image_token", None) or self._placeholder
-        self._image_token_id = self._processor.tokenizer.convert_tokens_to_ids(token)
+        # QianfanOCR has another token in its chat template than in the expansion
+        self._placeholder = str(getattr(self._processor, "image_placeholder_token", self._processor.image_token))
+        self._keeps_whole = start.image_token_id is not None
+        self._patch_size = 0 if self._keeps_whole else _patch_size(start.folder, self._image_processor)
+        token = getattr(self._processor.tokenizer, "image_token", None) or str(self._processor.image_token)
+        own = self._processor.tokenizer.convert_tokens_to_ids(token)
+        self._image_token_id: int = own if start.image_token_id is None else start.image_token_id
         self._known_options = self._find_options() - _FIXED
         self._largest = {
             **_largest_of(getattr(self._processor, "images_kwargs", {})),  # Gemma 3's limits of crops
             **_sizes_of(self._image_processor, self._known_options),
             **_largest_of(start.options),
         }
+        self._bos_id = self._processor.tokenizer.bos_token_id
+        self._edge_ids = frozenset(_read_json(start.folder / "config.json").get("visual_indicator_token_ids", ()))
         self._usual_shape: tuple[int, ...] | None = None  # of the pixels of a tile, without options
-        self._usual_shape = self.process(_blank_image(), {}).inputs[0].pixels.shape
+        self._usual_shape = self._shape_without_options(_blank_image())
+        if self._keeps_whole and self._shape_without_options(_blank_image(2)) != self._usual_shape:
+            self._usual_shape = None  # the tower takes images of any size
 
     def process(self, image: Image.Image, options: Options) -> ProcessedImage:
         """Prepare an image.
@@ -74,13 +86,24 @@ class FamilyProcessor:
         """
         self._check_sizes(options)
         found = self._call(image, self._checked(options))
-        expansion = str(found["text_replacement_offsets"][0][0]["replacement"])
+        border = ""
+        if "text_replacement_offsets" in found:
+            expansion = str(found["text_replacement_offsets"][0][0]["replacement"])
+        else:  # Idefics2: its placeholder becomes special tokens only
+            written = self._processor.tokenizer.convert_ids_to_tokens(found["input_ids"][0])
+            expansion = "".join(written[1:] if found["input_ids"][0][0] == self._bos_id else written)
+            border = str(self._processor.fake_image_token)
         pixels = found["pixel_values"]
         if pixels.nbytes > MAX_PIXEL_BYTES:
             raise InvalidRequestError(
                 f"the image has {pixels.nbytes} bytes of pixels when it is processed; at most {MAX_PIXEL_BYTES} are allowed: "
                 "send a smaller image, or options for a smaller size"
             )
+        if self._keeps_whole:
+            if options:
+                self._check_pieces([(np.asarray(pixels, dtype=np.float32), (1, 1, 1))])
+            whole = self._whole(found)
+            return ProcessedImage(placeholder=self._placeholder, expansion=expansion, inputs=(whole,), border=border)
         pieces = self._pieces(np.asarray(pixels, dtype=np.float32), found)
         if options:
             self._check_pieces(pieces)
@@ -98,6 +121,34 @@ class FamilyProcessor:
                 for (each, grid), count in zip(pieces, counts, strict=True)
             ),
         )
+
+    def _whole(self, found: Any) -> ProcessedInput:  # Any: of transformers
+        """All that the processor has returned, for a tower of transformers. It gets the tokens from the first placeholder to
+        the last one, and tokens around them whose embeddings the tower makes, too (Ovis2's visual indicators)."""
+        token_ids = [int(token_id) for token_id in found["input_ids"][0]]
+        places = [place for place, token_id in enumerate(token_ids) if token_id == self._image_token_id]
+        if not places:
+            raise ConfigError(
+                f"{type(self._processor).__name__} writes no placeholder {self._placeholder!r} for an image"
+            )
+        first, last = places[0], places[-1]
+        while first > 0 and token_ids[first - 1] in self._edge_ids:
+            first -= 1
+        while last + 1 < len(token_ids) and token_ids[last + 1] in self._edge_ids:
+            last += 1
+        span = token_ids[first : last + 1]
+        arrays = {name: np.asarray(value) for name, value in found.items() if name not in _ABOUT_TEXT}
+        pixels = pack_arrays({"input_ids": np.array([span]), **arrays})
+        grid = (1, 1, len(span))
+        return ProcessedInput(
+            pixels=pixels, grid=grid, num_tokens=len(span), digest=digest_of(pixels, grid), token_ids=tuple(span)
+        )
+
+    def _shape_without_options(self, image: Image.Image) -> tuple[int, ...]:
+        if not self._keeps_whole:
+            return self.process(image, {}).inputs[0].pixels.shape
+        shape: tuple[int, ...] = np.asarray(self._call(image, {})["pixel_values"]).shape[-3:]
+        return shape
 
     def _find_options(self) -> frozenset[str]:
         own = getattr(self._image_processor, "valid_kwargs", None)
@@ -169,12 +220,13 @@ class FamilyProcessor:
     def _check_pieces(self, pieces: list[tuple[Float32Array, Grid]]) -> None:
         """Options must not change what the tower gets in a way that its weights do not allow."""
         for pixels, _ in pieces:
-            assert self._usual_shape is not None
+            usual = self._usual_shape
+            shape = pixels.shape[-len(usual or ()) :]
             skipped = 1 if pixels.ndim == 2 else 0  # the number of patches is free
-            if pixels.shape[skipped:] != self._usual_shape[skipped:]:
+            if usual is not None and shape[skipped:] != usual[skipped:]:
                 raise InvalidRequestError(
                     f"with these options an input of the model has the shape {list(pixels.shape)}; "
-                    f"the model takes {list(self._usual_shape)}",
+                    f"the model takes {list(usual)}",
                     "mm_processor_kwargs",
                 )
             if not np.isfinite(pixels).all():
@@ -209,7 +261,7 @@ def _load(start: Start) -> Any:  # Any: a processor of transformers
     model_type = _read_json(start.folder / "config.json").get("model_type", "")
     named = next((each["processor_class"] for each in files if "processor_class" in each), None)
     name = named or PROCESSOR_MAPPING_NAMES.get(model_type)
-    base = None if name is None else processor_class_from_name(name)
+    base = None if name is None else _pixtral() if name == "PixtralProcessor" else processor_class_from_name(name)
     if base is None:
         raise ConfigError(f"transformers has no processor for images of this model ({name or model_type or 'no name'})")
 
@@ -234,6 +286,18 @@ def _load(start: Start) -> Any:  # Any: a processor of transformers
     return processor
 
 
+def _pixtral() -> Any:  # Any: a class of transformers
+    """transformers offers it only beside torchvision, from whose file for images it imports a function. The file for Pillow has
+    this function, too."""
+    folder = "transformers.models.pixtral"
+    try:
+        importlib.import_module(f"{folder}.image_processing_pixtral")
+    except ImportError:
+        for_pillow = importlib.import_module(f"{folder}.image_processing_pil_pixtral")
+        sys.modules[f"{folder}.image_processing_pixtral"] = for_pillow
+    return importlib.import_module(f"{folder}.processing_pixtral").PixtralProcessor
+
+
 def _read_json(path: Path) -> dict[str, Any]:  # Any: JSON
     try:
         content = json.loads(path.read_text())
@@ -252,10 +316,11 @@ def _patch_size(folder: Path, image_processor: Any) -> int:  # Any: of transform
     return int(AutoConfig.from_pretrained(folder).vision_config.patch_size)
 
 
-def _blank_image() -> Image.Image:
+def _blank_image(shape: int = 1) -> Image.Image:
+    """`shape`: how many times wider than high it is."""
     from PIL import Image
 
-    return Image.new("RGB", (64, 64))
+    return Image.new("RGB", (64 * shape, 64))
 
 
 def _run_lengths(token_ids: list[int], token_id: int) -> list[int]:

@@ -21,14 +21,14 @@ def images_part(token_ids: Int32Array, images: Sequence[ProcessedImage], vision:
     positions = np.flatnonzero(token_ids == vision.image_token_id)
     inputs, done = list[ImageInput](), 0
     for each in (each for image in images for each in image.inputs):
-        run = positions[done : done + each.num_tokens]
-        if len(run) != each.num_tokens or int(run[-1] - run[0]) + 1 != each.num_tokens:
+        expected = np.full(each.num_tokens, vision.image_token_id) if each.token_ids is None else each.token_ids
+        placeholders = np.flatnonzero(np.equal(expected, vision.image_token_id))
+        start = int(positions[done] - placeholders[0]) if done < len(positions) else -1
+        if start < 0 or not np.array_equal(token_ids[start : start + each.num_tokens], expected):
             raise InvalidRequestError("the prompt contains tokens of images that are not those of its images", "prompt")
-        done += each.num_tokens
+        done += len(placeholders)
         inputs.append(
-            ImageInput(
-                start=int(run[0]), num_tokens=each.num_tokens, digest=each.digest, pixels=each.pixels, grid=each.grid
-            )
+            ImageInput(start=start, num_tokens=each.num_tokens, digest=each.digest, pixels=each.pixels, grid=each.grid)
         )
     if done != len(positions):
         raise InvalidRequestError("the prompt contains tokens of images that are not those of its images", "prompt")

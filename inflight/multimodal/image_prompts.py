@@ -32,14 +32,20 @@ class ImagePrompts:
         images: None if the model takes no images.
         vision: the vision tower of the model; None if it takes no images.
         tokenizer: None if the engine has none. Then prompts cannot have images.
+        refusal: why the model takes no images.
     """
 
     def __init__(
-        self, images: Images | None = None, vision: VisionSpec | None = None, tokenizer: Tokenizer | None = None
+        self,
+        images: Images | None = None,
+        vision: VisionSpec | None = None,
+        tokenizer: Tokenizer | None = None,
+        refusal: str = "this model takes no images",
     ) -> None:
         self._images = images
         self._vision = vision
         self._tokenizer = tokenizer
+        self._refusal = refusal
 
     async def prepared(self, prompt: Any, cache_salt: str, client: str = "") -> Any:  # Any: a prompt of any form
         """Returns the prompt with processed images. `cache_salt`: of a prompt that has none of its own. `client`: whose images
@@ -101,7 +107,7 @@ class ImagePrompts:
 
     def _able(self) -> Images:
         if self._images is None or self._vision is None:
-            raise InvalidRequestError("this model takes no images; leave them out", IMAGES)
+            raise InvalidRequestError(f"{self._refusal}; leave them out", IMAGES)
         if self._tokenizer is None:
             raise InvalidRequestError(
                 "images need a tokenizer, and the engine has none (skip_tokenizer_init=True)", IMAGES

@@ -37,13 +37,16 @@ class MessageKind(IntEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """Which processor to load: `folder` is the model's, and `tokenizer` the folder of its tokenizer. `options` are those of the
-    engine: no request may ask for larger images. With `mmproj`, `folder` is a GGUF file, and `mmproj` its file for images."""
+    engine: no request may ask for larger images. With `mmproj`, `folder` is a GGUF file, and `mmproj` its file for images.
+    `image_token_id`: given if the tower is transformers' own, and takes all that the processor returns: the token that stands
+    for its embeddings."""
 
     folder: Path
     tokenizer: Path
     mmproj: Path | None = None
     trust_remote_code: bool = False
     options: Options = field(default_factory=dict)
+    image_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,7 @@ def start_frame(start: Start) -> Frame:
         "mmproj": None if start.mmproj is None else str(start.mmproj),
         "trusts": start.trust_remote_code,
         "options": start.options,
+        "image_token_id": start.image_token_id,
     }
     return Frame(MessageKind.START, json.dumps(body).encode())
 
@@ -87,6 +91,7 @@ def read_start(frame: Frame) -> Start:
         mmproj=None if body["mmproj"] is None else Path(body["mmproj"]),
         trust_remote_code=bool(body["trusts"]),
         options=body["options"],
+        image_token_id=body["image_token_id"],
     )
 
 
@@ -117,9 +122,15 @@ def read_readiness(frame: Frame) -> str | None:
 def answer_frame(answer: ProcessedImage | Refusal) -> Frame:
     if isinstance(answer, Refusal):
         return Frame(MessageKind.REFUSED, json.dumps([answer.message, answer.is_option]).encode())
-    inputs = [[each.pixels.shape, each.grid, each.num_tokens, each.digest.hex()] for each in answer.inputs]
+    inputs = [
+        [each.pixels.shape, each.grid, each.num_tokens, each.digest.hex(), each.token_ids] for each in answer.inputs
+    ]
     segments = [np.ascontiguousarray(each.pixels).reshape(-1).view(np.uint8) for each in answer.inputs]
-    return Frame(MessageKind.PROCESSED, json.dumps([answer.placeholder, answer.expansion, inputs]).encode(), segments)
+    return Frame(
+        MessageKind.PROCESSED,
+        json.dumps([answer.placeholder, answer.expansion, answer.border, inputs]).encode(),
+        segments,
+    )
 
 
 def read_answer(frame: Frame) -> ProcessedImage | Refusal:
@@ -132,24 +143,28 @@ def read_answer(frame: Frame) -> ProcessedImage | Refusal:
         message, is_option = _body(frame, MessageKind.REFUSED)
         return Refusal(message=message, is_option=is_option)
     try:
-        placeholder, expansion, described = _body(frame, MessageKind.PROCESSED)
+        placeholder, expansion, border, described = _body(frame, MessageKind.PROCESSED)
         inputs = [
-            _read_input(shape, grid, num_tokens, digest, segment)
-            for (shape, grid, num_tokens, digest), segment in zip(described, frame.segments, strict=True)
+            _read_input(description, segment) for description, segment in zip(described, frame.segments, strict=True)
         ]
     except (TypeError, ValueError) as error:
         raise CodecError(f"a processed image is damaged: {error}") from error
-    return ProcessedImage(placeholder=placeholder, expansion=expansion, inputs=tuple(inputs))
+    return ProcessedImage(placeholder=placeholder, expansion=expansion, inputs=tuple(inputs), border=border)
 
 
-def _read_input(shape: list[int], grid: list[int], num_tokens: int, digest: str, segment: ByteArray) -> ProcessedInput:
+def _read_input(description: list[Any], segment: ByteArray) -> ProcessedInput:  # Any: JSON
+    shape, grid, num_tokens, digest, token_ids = description
     frames, rows, columns = grid
     if math.prod(shape) * 4 != len(segment):
         raise ValueError(f"{len(segment)} bytes are no pixels of shape {shape}")
     pixels = segment.view(np.float32).reshape(shape)
     pixels.flags.writeable = False  # requests share it
     return ProcessedInput(
-        pixels=pixels, grid=(frames, rows, columns), num_tokens=num_tokens, digest=bytes.fromhex(digest)
+        pixels=pixels,
+        grid=(frames, rows, columns),
+        num_tokens=num_tokens,
+        digest=bytes.fromhex(digest),
+        token_ids=None if token_ids is None else tuple(token_ids),
     )
 
 

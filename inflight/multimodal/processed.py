@@ -15,9 +15,12 @@ class ProcessedInput:
     """One input of the vision tower. An image that its processor divides into tiles has several.
 
     Attributes:
-        pixels: as transformers' processor of the family returns them: [3, height, width], or [num_patches, patch_features].
+        pixels: as transformers' processor of the family returns them: [3, height, width], or [num_patches, patch_features]. For
+            a tower of transformers all that its processor returns (interface/packed_arrays.py).
         grid: (frames, rows, columns) of patches, before any merging.
-        num_tokens: how many placeholder tokens of the prompt stand for it.
+        num_tokens: how many consecutive tokens of the prompt stand for it.
+        token_ids: these tokens, if not all of them are the placeholder: a tower of transformers also makes the embeddings of
+            those between them, such as the ends of rows.
         digest: the SHA-256 of the pixels and the grid (`digest_of`).
     """
 
@@ -25,6 +28,7 @@ class ProcessedInput:
     grid: Grid
     num_tokens: int
     digest: bytes
+    token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +39,15 @@ class ProcessedImage:
         expansion: the text that replaces one placeholder.
         inputs: in the order of their tokens in the expansion.
         place: what errors call the image, in the prompt that it was processed for.
+        border: the token at both ends of the expansion, if images behind each other share it, and a space follows it before a
+            word (Idefics2); "" if there is none.
     """
 
     placeholder: str
     expansion: str
     inputs: tuple[ProcessedInput, ...]
     place: str = ""
+    border: str = ""
 
     @property
     def num_bytes(self) -> int:

@@ -1,12 +1,15 @@
 """`make_image_prompts`: what an input processor has for prompts with images, from the arguments of the engine."""
 
+import logging
 from pathlib import Path
 
 from inflight import envs
-from inflight.config.engine import EngineConfig
+from inflight.config.engine import EngineConfig, ModelConfig
 from inflight.config.engine_args import EngineArgs
+from inflight.config.families import TRANSFORMERS_VISION, VISION_FAMILIES
 from inflight.config.free_memory import available_bytes
-from inflight.hub import resolve_tokenizer_folder
+from inflight.config.vision import TransformersVisionSpec
+from inflight.hub import read_config, resolve_tokenizer_folder
 from inflight.multimodal.image_prompts import ImagePrompts
 from inflight.multimodal.images import Images
 from inflight.multimodal.messages import Start
@@ -14,6 +17,23 @@ from inflight.multimodal.settings import ImageSettings
 from inflight.tokenizer.tokenizer import Tokenizer
 
 CACHE_SHARE = 8  # the cache of images has at most one part of so many of the free memory
+
+
+logger = logging.getLogger(__name__)
+
+
+def unread_images(model: ModelConfig) -> str:
+    """Why images are not read with a model that transformers would read them with; "" if it is a model for text."""
+    if not model.folder.is_dir():
+        return ""
+    content = read_config(model.folder)
+    if not content.get("vision_config"):
+        return ""
+    types = ", ".join(sorted(each.model_type for each in (*VISION_FAMILIES, *TRANSFORMERS_VISION)))
+    return (
+        f"this model takes no images: Inflight has no tower for the type {content.get('model_type')} "
+        f"({model.architecture.name}), and serves its part for text; images are read with the types {types}"
+    )
 
 
 def make_image_prompts(args: EngineArgs, config: EngineConfig, tokenizer: Tokenizer | None) -> ImagePrompts:
@@ -24,6 +44,10 @@ def make_image_prompts(args: EngineArgs, config: EngineConfig, tokenizer: Tokeni
     """
     vision = config.model.architecture.vision
     if vision is None:
+        refusal = unread_images(config.model)
+        if refusal and not args.language_model_only:
+            logger.warning("%s", refusal)
+            return ImagePrompts(refusal=refusal)
         return ImagePrompts()
     settings = ImageSettings(
         max_images=args.max_images,
@@ -41,6 +65,7 @@ def make_image_prompts(args: EngineArgs, config: EngineConfig, tokenizer: Tokeni
         mmproj=config.model.mmproj,
         trust_remote_code=config.model.trust_remote_code,
         options=settings.options,
+        image_token_id=vision.image_token_id if isinstance(vision, TransformersVisionSpec) else None,
     )
     images = Images(settings, start)
     if tokenizer is not None:

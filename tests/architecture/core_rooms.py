@@ -49,7 +49,7 @@ EDGES = {
     "images": (
         *("config/vision.py", "models/vision/*", "interface/images.py", "scheduler/encoder_inputs.py"),
         *("worker/parts/image*.py", "layers/mrope.py", "attention/image_ends.py"),
-        *("config/image_args.py", "engine/request/prepared_prompt.py"),
+        *("config/image_args.py", "engine/request/prepared_prompt.py", "interface/packed_arrays.py"),
     ),
     "watching an engine": (
         *("interface/engine_view.py", "kv_cache/block_states.py", "scheduler/watched_state.py"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -193,12 +194,10 @@ def processor_of_transformers(folder: Path, family: ImageFamily) -> Any:  # Any:
 
     image_processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    more = {name: value for name, value in family.processor_config.items() if name.startswith("image_seq")}
-    if "feature_extractor" in base.get_attributes():  # for sounds
-        return WithoutVideos(None, image_processor, tokenizer, None, **more)
-    if "video_processor" in base.get_attributes():
-        return WithoutVideos(image_processor, tokenizer, None, **more)
-    return WithoutVideos(image_processor, tokenizer, **more)
+    accepted = inspect.signature(base.__init__).parameters.keys() - base.get_attributes()
+    more = {name: value for name, value in family.processor_config.items() if name in accepted}
+    parts = {"image_processor": image_processor, "tokenizer": tokenizer}
+    return WithoutVideos(**{name: parts.get(name) for name in base.get_attributes()}, **more)
 
 
 def drawing(width: int, height: int, seed: int = 0) -> Image.Image:

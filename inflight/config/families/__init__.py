@@ -2,6 +2,7 @@
 
 from importlib import import_module
 
+from inflight.config.families import transformers_vision
 from inflight.config.families.family import Family
 from inflight.config.families.vision_family import VisionFamily
 
@@ -22,3 +23,5 @@ ENCODERS: tuple[Family, ...] = tuple(import_module(f"{__name__}.{name}").FAMILY 
 VISION_FAMILIES: tuple[VisionFamily, ...] = tuple(
     import_module(f"{__name__}.{name}").VISION_FAMILY for name in VISION_NAMES
 )
+# The same, with a tower that the code of transformers computes.
+TRANSFORMERS_VISION: tuple[VisionFamily, ...] = transformers_vision.families(FAMILIES)

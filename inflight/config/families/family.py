@@ -33,8 +33,7 @@ class Family:
     """A family of models: one file of this folder, and an entry in `families.FAMILIES`.
 
     `parse` makes the specification. It refuses fields whose value is not supported. `reads` has the names of those fields in
-    `_NEUTRAL_VALUES` that `parse` reads itself. Those that a kind of layer reads are known to its specification. `wrapper`: the
-    architecture and the model_type of models that also read images; of such a model the part for text is used. `others`: more
+    `_NEUTRAL_VALUES` that `parse` reads itself. Those that a kind of layer reads are known to its specification. `others`: more
     architectures with the same layers, and with another head or none. `unread`: see `ModelArchitecture`. In a GGUF file the
     family's name is `gguf_name` (None: no GGUF file of the family is supported). `gguf_has_experts`: such a file has experts; a
     family without experts may have the same name. `gguf_interleaves_heads`: llama.cpp's converter changes the order of the rows
@@ -53,7 +52,6 @@ class Family:
     others: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
-    wrapper: tuple[str, str] | None = None
     gguf_name: str | None = None
     gguf_has_experts: bool = False
     gguf_names: Mapping[str, str] = field(default_factory=dict)

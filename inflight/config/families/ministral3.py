@@ -6,7 +6,6 @@ from dataclasses import replace
 from inflight.config.architecture import LayerSpec, ModelArchitecture
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
-from inflight.config.families.mistral import UNREAD, WRAPPER
 from inflight.config.json_fields import JsonFields
 from inflight.config.parse_rope import parse_rope
 
@@ -33,6 +32,4 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     return fields.architecture(fields.layers_with_windows(layer, [window] * num_layers), eps=1e-5)
 
 
-FAMILY = Family(
-    architecture="Ministral3ForCausalLM", model_type="ministral3", wrapper=WRAPPER, unread=UNREAD, parse=_parse
-)
+FAMILY = Family(architecture="Ministral3ForCausalLM", model_type="ministral3", parse=_parse)

@@ -13,6 +13,4 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     return fields.architecture(fields.layers_with_windows(layer, [window] * num_layers))
 
 
-WRAPPER = "Mistral3ForConditionalGeneration", "mistral3"
-UNREAD = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-FAMILY = Family(architecture="MistralForCausalLM", model_type="mistral", wrapper=WRAPPER, unread=UNREAD, parse=_parse)
+FAMILY = Family(architecture="MistralForCausalLM", model_type="mistral", parse=_parse)

@@ -1,7 +1,8 @@
 """`VisionFamily`: how the config.json of a family of models that read images becomes a `ModelArchitecture`."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from inflight.config.architecture import GELU, GELU_TANH, RELU, SILU, ModelArchitecture
@@ -21,7 +22,8 @@ class VisionFamily:
 
     `texts` are the families of the part for text. If config.json has no text_config, the fields of the first of them are at its
     top level. `tower` is the kind of the tower; `read_tower` makes its specification from the whole config.json, for the given
-    decoder, or returns None if this model has no tower. `unread` and `renames`: see `ModelArchitecture`.
+    decoder, or returns None if this model has no tower. `unread` and `renames`: see `ModelArchitecture`. `text_defaults`:
+    model_type of a part for text -> the fields that text_config may leave out.
     """
 
     architecture: str
@@ -31,6 +33,7 @@ class VisionFamily:
     read_tower: Callable[[JsonFields, ModelArchitecture], VisionSpec | None]
     unread: tuple[str, ...] = ()
     renames: tuple[tuple[str, str], ...] = ()
+    text_defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     def specify(self, config: Mapping[str, object], *, language_model_only: bool = False) -> ModelArchitecture:
         """`language_model_only`: without the tower, whose fields are not read.
@@ -39,7 +42,7 @@ class VisionFamily:
             UnsupportedModelError: a field has an impossible value, or a value that is not supported.
         """
         whole = FamilyFields(config)
-        family, fields = text_part(whole, self.texts, self.architecture)
+        family, fields = text_part(whole, self.texts, self.architecture, self.text_defaults)
         model = family.specify(fields)
         # a model for text alone leaves the whole tower unread
         unread = tuple(name for name in model.unread if not name.startswith(self.tower.prefixes))
@@ -64,8 +67,14 @@ def without_vision(model: ModelArchitecture) -> ModelArchitecture:
     return replace(model, vision=None, unread=(*model.unread, *model.vision.prefixes))
 
 
-def text_part(whole: FamilyFields, families: tuple[Family, ...], architecture: str) -> tuple[Family, FamilyFields]:
-    """The part for text of a model that also reads images: which of the families it is, and its fields."""
+def text_part(
+    whole: FamilyFields,
+    families: tuple[Family, ...],
+    architecture: str,
+    defaults: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
+) -> tuple[Family, FamilyFields]:
+    """The part for text of a model that also reads images: which of the families it is, and its fields. `defaults`: see
+    `VisionFamily.text_defaults`."""
     if not whole.has("text_config"):
         return families[0], whole
     text = whole.mapping("text_config")
@@ -75,7 +84,7 @@ def text_part(whole: FamilyFields, families: tuple[Family, ...], architecture: s
         known = ", ".join(family.model_type for family in families)
         raise text.refusal(f"model_type={model_type!r} is not supported in {architecture}; supported are {known}")
     outside = {name: value for name in FIELDS_OUTSIDE if (value := whole.values.get(name)) is not None}
-    return family, FamilyFields({**text.values, **outside}, text.where)
+    return family, FamilyFields({**defaults.get(model_type, {}), **text.values, **outside}, text.where)
 
 
 def tower_activation(tower: JsonFields, default: str, *, name: str = "hidden_act") -> str:

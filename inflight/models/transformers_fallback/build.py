@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 # Ranks may be threads. One at a time builds a model, because transformers may replace parts of its modules meanwhile
 # (`apply_patches`), and reads source code, because Python 3.11 cannot make two syntax trees at once ("AST constructor recursion
 # depth mismatch").
-_BUILDING = threading.Lock()
+BUILDING = threading.Lock()
 
 
 class _SharedTable:
@@ -58,7 +58,7 @@ class _SharedTable:
         return F.pad(rows, (0, 0, 0, num_rows - len(rows)))
 
 
-class _EmptyOnMeta(TorchFunctionMode):
+class EmptyOnMeta(TorchFunctionMode):
     """`torch.empty` gives tensors without memory. So weights take none, but tables that a constructor computes are real."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # Any: torch's own
@@ -131,7 +131,7 @@ def build(model_config: ModelConfig, context: LayerContext, attention: str = NAM
     Raises:
         UnsupportedModelError: transformers cannot build the model.
     """
-    with _BUILDING, DefaultDtype(context.dtype), _EmptyOnMeta():
+    with BUILDING, DefaultDtype(context.dtype), EmptyOnMeta():
         config = read_config(model_config)
         # without a dtype, transformers does not change the default dtype of the whole process
         options = {"dtype": None, "attn_implementation": attention, "trust_remote_code": model_config.trust_remote_code}
@@ -147,7 +147,7 @@ def build(model_config: ModelConfig, context: LayerContext, attention: str = NAM
         if each is not None:
             each.dtype = context.dtype
     model.tie_weights()
-    _move(model, context)
+    move(model, context)
     return model.eval()
 
 
@@ -157,7 +157,7 @@ def _cause(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _move(model: PreTrainedModel, context: LayerContext) -> None:
+def move(model: PreTrainedModel, context: LayerContext) -> None:
     """Frees the memory of all weights, makes those float32 that transformers keeps so, and moves tables to the device."""
     strict = model._keep_in_fp32_modules_strict or ()
     half = model._keep_in_fp32_modules or ()
@@ -261,7 +261,7 @@ def _fused(linears: Mapping[str, nn.Linear], kind: Callable[[str], str | None]) 
 
 def _reads_weight_of(parent: nn.Module, leaf: str) -> bool:
     """Whether the code of `parent` uses the weight of its layer `leaf`, which Inflight's layers do not keep."""
-    with _BUILDING:
+    with BUILDING:
         return f"self.{leaf}.weight" in _source(type(parent))  # type: ignore[arg-type]
 
 

@@ -1,7 +1,7 @@
 """`VisionTower`: the interface of vision towers. `EncoderState`: an image on its way through the layers of a tower."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,9 @@ from inflight.layers.context import LayerContext
 from inflight.layers.weights import Loadable
 from inflight.models.vision.block import Heads, TowerBlock
 from inflight.models.vision.division import RowDivision
+
+# token ids, positions and types of tokens, [num_tokens] each -> [num_tokens, hidden_size]
+Embed = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 @dataclass(kw_only=True)
@@ -150,6 +153,13 @@ class VisionTower(nn.Module, ABC):
         state = self.begin(pixels, grid)
         self.advance(state, self.spec.num_slices(grid))
         return self.finish(state)
+
+    def read_names(self, stored: Mapping[str, tuple[int, ...]] | None) -> None:
+        """Called once before `load_units`. `stored`: name -> shape of each tensor of the checkpoint; None for random ones."""
+
+    def leaves_unread(self, name: str) -> bool:
+        """See `CausalLM.leaves_unread`."""
+        return False
 
     @abstractmethod
     def load_units(self) -> list[tuple[str, Loadable]]:

@@ -9,13 +9,14 @@ from inflight.config.vision import (
     Idefics3VisionSpec,
     Qwen3VisionSpec,
     Qwen25VisionSpec,
+    TransformersVisionSpec,
     VisionSpec,
 )
 from inflight.layers.context import LayerContext
 from inflight.models.vision.gemma4 import Gemma4Tower
 from inflight.models.vision.qwen import Qwen3Tower, Qwen25Tower
 from inflight.models.vision.siglip import Gemma3Tower, Idefics3Tower
-from inflight.models.vision.tower import VisionTower
+from inflight.models.vision.tower import Embed, VisionTower
 
 # Any: the class of specification that is the key
 TOWERS: dict[type[VisionSpec], Callable[[Any, LayerContext], VisionTower]] = {
@@ -27,7 +28,13 @@ TOWERS: dict[type[VisionSpec], Callable[[Any, LayerContext], VisionTower]] = {
 }
 
 
-def make_tower(spec: VisionSpec, context: LayerContext) -> VisionTower:
+def make_tower(spec: VisionSpec, context: LayerContext, embed: Embed) -> VisionTower:
+    """`embed`: of the decoder."""
+    if isinstance(spec, TransformersVisionSpec):
+        # transformers is optional
+        from inflight.models.transformers_fallback.tower import TransformersTower
+
+        return TransformersTower(spec, context, embed)
     tower = TOWERS[type(spec)](spec, context)
     if context.device.type == "cpu":
         tower.group = context.tp

@@ -14,11 +14,12 @@ from transformers import CONFIG_MAPPING
 from inflight.config import families
 from inflight.config.architecture import GELU_TANH, SILU, SWIGLU_OAI, ModelArchitecture, NormNames, TokenInputsSpec
 from inflight.config.experts import MoeSpec, RouterSpec
-from inflight.config.families import ENCODERS, FAMILIES, VISION_FAMILIES
+from inflight.config.families import ENCODERS, FAMILIES, VISION_FAMILIES, transformers_vision
 from inflight.config.families.family import Family
 from inflight.config.families.gemma2 import scale_from_gguf
 from inflight.config.mixers import HEAD, WHOLE, GatedDeltaSpec, LatentAttentionSpec, RopeConfig, ShortConvSpec
 from inflight.config.parse_architecture import parse_architecture
+from inflight.config.vision import TransformersVisionSpec
 from inflight.config.whole_prompts import is_causal
 from inflight.errors import UnsupportedModelError
 from tests.support.encoders import ENCODER_CONFIGS
@@ -135,13 +136,29 @@ def test_ministral3() -> None:
     )
 
 
-def test_a_wrapper_of_several_families() -> None:
+def test_a_part_for_text_of_any_family() -> None:
+    """In front of it is a tower that transformers' code computes."""
     text = {**BASE, "model_type": "ministral3"}
-    config: dict[str, Any] = {"model_type": "mistral3", "text_config": text}
-    assert parse_architecture(config).name == "Ministral3ForCausalLM"
-    assert parse_architecture({**config, "text_config": {**text, "model_type": "mistral"}}).name == "MistralForCausalLM"
-    with pytest.raises(UnsupportedModelError, match=r"model_type='llama' .*Mistral3ForConditional"):
-        parse_architecture({**config, "text_config": {**text, "model_type": "llama"}})
+    config: dict[str, Any] = {"model_type": "mistral3", "text_config": text, "vision_config": {"hidden_size": 9}}
+    model = parse_architecture(config)
+    assert model.name == "Mistral3ForConditionalGeneration"
+    assert isinstance(model.vision, TransformersVisionSpec) and model.vision.hidden_size == 9
+    rope = model.attentions[0].rope
+    assert rope is not None and rope.kind == "yarn"
+    mistral = parse_architecture({**config, "text_config": {**text, "model_type": "mistral"}}).attentions[0].rope
+    assert mistral is not None and mistral.kind != "yarn"
+    with pytest.raises(UnsupportedModelError, match=r"model_type='cohere2' .*Mistral3ForConditional"):
+        parse_architecture({**config, "text_config": {**text, "model_type": "cohere2"}})
+    assert parse_architecture(config, language_model_only=True).vision is None
+
+
+@pytest.mark.parametrize("model_type", transformers_vision.TEXT_DEFAULTS)
+def test_sizes_that_a_part_for_text_may_leave_out_are_those_of_transformers(model_type: str) -> None:
+    theirs = CONFIG_MAPPING[model_type]().to_dict()
+    ours = transformers_vision.TEXT_DEFAULTS[model_type]
+    assert ours == {name: theirs[name] for name in ours}
+    text = {"model_type": model_type}
+    parse_architecture({"model_type": "llava", "text_config": text, "vision_config": {}, "image_token_index": 9})
 
 
 def test_lfm2() -> None:

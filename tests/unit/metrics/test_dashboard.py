@@ -58,9 +58,20 @@ def test_every_query_asks_for_what_is_there() -> None:
 
 @pytest.mark.parametrize(
     "group",
-    ["recover", "resumed_requests", "stale_frames", "kv_offload_", "kv_tier", "external_prefix", "spec_decode_"],
+    [
+        "recover",
+        "resumed_requests",
+        "stale_frames",
+        "kv_offload_",
+        "kv_tier",
+        "external_prefix",
+        "spec_decode_",
+        "image",
+        "encoder_",
+        "mm_cache_",
+    ],
 )
-def test_faults_tiers_and_drafts_are_all_on_panels(group: str) -> None:
+def test_faults_tiers_drafts_and_images_are_all_on_panels(group: str) -> None:
     queries = " ".join(target["expr"] for panel in PANELS for target in panel["targets"])
     wanted = {each.full_name for each in INSTRUMENTS if group in each.name}
     assert wanted
@@ -147,7 +158,7 @@ def test_panels_are_what_grafana_wants() -> None:
     assert DASHBOARD["title"]
     assert [row["title"] for row in DASHBOARD["panels"] if row["type"] == "row"] == [
         *("Traffic", "Latency", "Engine", "KV cache", "HTTP"),
-        *("Faults", "KV blocks outside of the KV cache", "Speculative decoding"),
+        *("Faults", "KV blocks outside of the KV cache", "Speculative decoding", "Images"),
     ]
     identifiers = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(identifiers)) == len(identifiers)

@@ -6,6 +6,7 @@ import pytest
 
 from inflight.errors import InvalidRequestError
 from inflight.multimodal.expansion import expand_text, expand_tokens
+from inflight.multimodal.processed import ProcessedImage
 from tests.support.expanded_images import encode, image_of
 
 
@@ -23,3 +24,10 @@ def test_a_wrong_number_of_placeholders_is_refused(text: str) -> None:
         with pytest.raises(InvalidRequestError) as error:
             expand()
         assert error.value.param == "multi_modal_data['image']"
+
+
+def test_images_behind_each_other_share_the_border_of_their_expansions() -> None:
+    """As Idefics2's processor in transformers writes them."""
+    image = ProcessedImage(placeholder="@", expansion="|##|", inputs=(), border="|")
+    assert expand_text("@@ a@b", [image] * 3) == "|##|##| a|##| b"
+    assert expand_text("@, @<x>@", [image] * 3) == "|##| , |##|<x>|##|"

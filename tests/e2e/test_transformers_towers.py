@@ -1,0 +1,131 @@
+"""Towers that the code of transformers computes: the answers are its own, for each type, and however they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from inflight import SamplingParams
+from inflight.config.engine_args import EngineArgs
+from inflight.config.families.transformers_vision import TYPES as TABLE
+from inflight.config.gguf_config import read_model_config
+from inflight.config.parse_architecture import parse_architecture
+from inflight.entrypoints.llm_engine import LLMEngine
+from inflight.interface.images import ImagesPart
+from inflight.multimodal.expansion import expand_text
+from inflight.multimodal.family_processor import FamilyProcessor
+from inflight.multimodal.image_parts import images_part
+from inflight.multimodal.messages import Start
+from tests.support.image_models import byte_tokenizer, drawing, processor_of_transformers
+from tests.support.transformers_vision_models import TYPES, family_of, write_tower_type
+from tests.support.vision_models import reference_model
+
+MAX_TOKENS = 8
+PARAMS = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+# The sizes of the images of each prompt. The first two have images of the same size behind the same text.
+IMAGES = [[(50, 40, 1)], [(50, 40, 2)], [(40, 90, 3), (30, 30, 4)], []]
+
+
+class Given(NamedTuple):
+    """A prompt, and what transformers answers."""
+
+    tokens: list[int]
+    part: ImagesPart | None
+    answer: list[int]
+
+
+def text_of(num_images: int, placeholder: str) -> str:
+    return "A: " + " and ".join([placeholder] * num_images) + ", what?"
+
+
+def given_of(name: str, folder: Path) -> list[Given]:
+    family = family_of(name)
+    spec = parse_architecture(read_model_config(folder)).vision
+    assert spec is not None
+    truth = reference_model(folder)
+    ours = FamilyProcessor(Start(folder=folder, tokenizer=folder, image_token_id=spec.image_token_id))
+    theirs = processor_of_transformers(folder, family)
+    tokenizer = byte_tokenizer(family.special_tokens)
+    found = []
+    for sizes in IMAGES:
+        images = [drawing(width, height, seed) for width, height, seed in sizes]
+        text = text_of(len(images), family.placeholder)
+        processed = [ours.process(image, {}) for image in images]
+        tokens = tokenizer.encode(expand_text(text, processed) if images else text).ids
+        inputs: dict[str, Any] = {"input_ids": torch.tensor([tokens])}
+        if images:
+            inputs = dict(theirs(images=images, text=text, return_tensors="pt"))
+            assert inputs["input_ids"][0].tolist() == tokens
+        with torch.inference_mode():
+            answer = truth.generate(
+                **inputs, max_new_tokens=MAX_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
+        part = images_part(torch.tensor(tokens, dtype=torch.int32).numpy(), processed, spec) if images else None
+        found.append(Given(tokens, part, answer[0, len(tokens) :].tolist()))
+    return found
+
+
+def answers(folder: Path, given: list[Given], **settings: Any) -> list[list[int]]:
+    args = {"dtype": "float32", "max_model_len": 1024, "max_num_seqs": 4, "num_threads": 1, **settings}
+    engine = LLMEngine.from_args(EngineArgs(model=str(folder), skip_tokenizer_init=True, **args))
+    found: dict[str, list[int]] = {}
+    try:
+        for number, each in enumerate(given):
+            parts = () if each.part is None else (each.part,)
+            engine.add_request(str(number), {"prompt_token_ids": each.tokens}, PARAMS, parts=parts)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    found[output.request_id] = list(output.outputs[0].token_ids)
+        if "kv_cache_memory_bytes" in settings:
+            assert engine.core.scheduler.stats.num_preemptions, "the KV cache is too large for this test"
+    finally:
+        engine.close()
+    return [found[str(number)] for number in range(len(given))]
+
+
+def test_each_type_has_a_model() -> None:
+    assert {each.model_type for each in TABLE} == TYPES.keys()
+
+
+QUICK = ("llava", "mistral3")  # the others are for `make test-full`
+
+
+def marked(names: Iterable[str], quick: Collection[str]) -> list[Any]:  # Any: what pytest makes of a parameter
+    return [pytest.param(name, marks=[] if name in quick else [pytest.mark.full]) for name in names]
+
+
+@pytest.mark.parametrize("name", marked(TYPES, QUICK))
+def test_the_answers_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    folder = write_tower_type(name, tmp_path / "m")
+    given = given_of(name, folder)
+    assert answers(folder, given) == [each.answer for each in given]
+    assert given[0].tokens == given[1].tokens and given[0].answer != given[1].answer
+
+
+# A type with one run of tokens for an image, one with other tokens between its rows, and one with several runs.
+IDENTITY = ["llava_next", "mistral3", "idefics2"]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "chunks end inside images": {"max_num_batched_tokens": 8, "block_size": 4},
+    "prefix hits": {"max_num_seqs": 1, "block_size": 4},
+    "preemption": {"kv_cache_memory_bytes": 44_000, "max_model_len": 80, "block_size": 4},
+    "two tensor-parallel ranks": {"tensor_parallel_size": 2, "distributed_executor_backend": "uni"},
+    "two stages": {"pipeline_parallel_size": 2, "distributed_executor_backend": "uni"},
+}
+
+
+@pytest.fixture(scope="module", params=marked(IDENTITY, ["mistral3"]))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Given]]:
+    folder = write_tower_type(request.param, tmp_path_factory.mktemp("model") / "m")
+    return folder, given_of(request.param, folder)
+
+
+@pytest.mark.parametrize("name", marked(SETTINGS, ["chunks end inside images", "prefix hits"]))
+def test_the_answers_do_not_depend_on_how_they_are_computed(model: tuple[Path, list[Given]], name: str) -> None:
+    folder, given = model
+    twice = [*given, *given]
+    assert answers(folder, twice, **SETTINGS[name]) == [each.answer for each in twice]
