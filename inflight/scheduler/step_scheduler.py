@@ -225,7 +225,9 @@ class StepScheduler:
             is_prompt = wanted > 1 or (bool(request.parts) and start < request.num_prompt_tokens)
             if is_prompt:
                 priority = self._waiting.key(request)[0]
-                prompt = Prompt(start, wanted, self.limits.is_long(wanted), priority, request.parts)
+                prompt = Prompt(
+                    start, wanted, self.limits.is_long(wanted), priority, request.parts, request.only_prompt
+                )
                 count = budget.prompt_tokens(prompt, num_reserved, is_stream=request.is_decoding)
                 if count == 0:
                     budget.add_prompt(prompt, 0)
@@ -273,7 +275,8 @@ class StepScheduler:
         computed = self.sharing.computed_blocks(request)
         start = self._kv_cache.num_tokens_of(computed)
         wanted = request.num_tokens - start
-        prompt = Prompt(start, wanted, self.limits.is_long(wanted), self._waiting.key(request)[0], request.parts)
+        priority, only_prompt = self._waiting.key(request)[0], request.only_prompt
+        prompt = Prompt(start, wanted, self.limits.is_long(wanted), priority, request.parts, only_prompt)
         if prompt.priority > budget.yielding_priority:
             return None
         if self._config.enable_chunked_prefill:

@@ -285,14 +285,14 @@ class MockEngine:
         grammar: str | None = None,
         num_losses: int = 0,
     ) -> None:
-        """`grammar`: the regular expression for `ToyBackend`."""
+        """`max_tokens` 0: nothing is drawn, as for vectors. `grammar`: the regular expression for `ToyBackend`."""
         limit = min(len(prompt) + max_tokens, MAX_MODEL_LEN)
         seed = int(grammar) if grammar is not None and grammar != "bad" else None
         tokens = mock_generate(prompt, limit - len(prompt), VOCAB_SIZE, stop, seed) if grammar != "bad" else []
         self.wanted[request_id] = Wanted(prompt, limit, tokens, prompt_logprobs, grammar is not None)
         self.outputs[request_id], self.prompt_logprobs[request_id] = [], []
         params = SamplingParams(
-            max_tokens=max_tokens,
+            max_tokens=max(max_tokens, 1),
             min_tokens=min_tokens,
             prompt_logprobs=0 if prompt_logprobs else None,
             structured_outputs=None if grammar is None else StructuredOutputsParams(regex=grammar),
@@ -375,7 +375,8 @@ class MockEngine:
         ends = (plan.num_computed_tokens + plan.num_scheduled_tokens).tolist()
         for request_id, end, samples in zip(plan.request_ids, ends, plan.samples.tolist(), strict=True):
             wanted = self.wanted[request_id]
-            assert end < wanted.limit, f"{request_id}: planned past its end"
+            is_only_prompt = wanted.limit == len(wanted.prompt)
+            assert end < wanted.limit + is_only_prompt, f"{request_id}: planned past its end"
             if not wanted.has_grammar:  # a forced token is known at once
                 assert wanted.drawn_at < oldest_in_flight or plan.step_id - wanted.drawn_at >= self.stagger
             wanted.planned_at = plan.step_id

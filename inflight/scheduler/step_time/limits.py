@@ -7,7 +7,8 @@ two tokens of a request (`target_inter_token_latency`). Decodes come first, and 
     |<-------------------------- limit: at most the target --------------------->|
 
 - If the user's target is `auto`, the time between two tokens of a request is predicted for steps with only decodes. The target
-  is twice this time, but at least MIN_AUTO_SECONDS.
+  is twice this time, but at least MIN_AUTO_SECONDS. Of prompts that become vectors, nobody waits for a first token: they may
+  only use VECTOR_SHARE of this time, so that embeddings beside chats hardly slow them.
 - If an engine has several pipeline stages, or if drafts are in flight, a request is not in every step, so its next token comes
   a few steps later. The time until that token is due is divided equally among these steps.
 - The sum of the predicted times of all planned steps is used as a clock. `Request.last_token_time` is a time on this clock.
@@ -39,6 +40,7 @@ from inflight.scheduler.step_time.model import StepTimeModel
 logger = logging.getLogger(__name__)
 
 MIN_AUTO_SECONDS = 0.1
+VECTOR_SHARE = 1.2  # of the time of a step that only decodes: its time with tokens of prompts that become vectors
 
 
 class Prompt(NamedTuple):
@@ -48,6 +50,7 @@ class Prompt(NamedTuple):
         context: the tokens that have been computed.
         wanted: the tokens that are left.
         priority: the request's priority number; 0 if the policy is not "priority".
+        only_prompt: nothing is drawn (`Request.only_prompt`).
     """
 
     context: int
@@ -55,6 +58,7 @@ class Prompt(NamedTuple):
     is_long: bool
     priority: int
     parts: tuple[RequestPart, ...] = ()
+    only_prompt: bool = False
 
 
 @dataclass(slots=True)
@@ -65,6 +69,7 @@ class StepBudget:
         num_tokens: the tokens that are left of `max_num_batched_tokens`.
         times: predicts the step's time; None if only tokens are limited.
         seconds: the step's limit.
+        vector_seconds: its limit for prompts of which nothing is drawn, at most `seconds`.
         load: what the step computes: first all decodes without drafts, then also the drafts and prompts that were added. It
             is not counted if only tokens are limited.
         num_short_tokens: tokens of short prompts that have not been planned yet.
@@ -89,6 +94,7 @@ class StepBudget:
     num_long_partial: int = 0
     yielding_priority: float = math.inf
     waiting_priority: float = math.inf
+    vector_seconds: float = math.inf
     part_costs: dict[str, int] = field(default_factory=dict)
     fit_images: Callable[[Sequence[RequestPart], int, int, int], int] | None = None
 
@@ -100,31 +106,33 @@ class StepBudget:
             is_stream: the request has drawn tokens already. The tokens that are left were forced by a grammar, or their KV
                 blocks were lost. Each step computes some tokens of such a request.
         """
-        context, wanted, is_long, priority, parts = prompt
+        context, wanted, is_long, priority, parts, only_prompt = prompt
         room = self.num_tokens - num_reserved
+        piece = 1 if only_prompt and self.vector_seconds < self.seconds else self.block_size
         if self.times is not None:
-            fitting = self.times.num_prompt_tokens_within(self.seconds, self.load, context, room)
+            seconds = self.vector_seconds if only_prompt else self.seconds
+            fitting = self.times.num_prompt_tokens_within(seconds, self.load, context, room)
         else:
             fitting = room
         share = max(fitting // 2, fitting - self.num_short_tokens) if is_long else fitting
         if priority > self.waiting_priority:
             share = 0  # a request of a higher priority waits, so this prompt gets at most a block
         if share < min(wanted, room):  # then the row ends with a full block
-            share -= (context + share) % self.block_size
+            share -= (context + share) % piece
         if is_stream:
             must_move = True
         elif is_long:
             must_move = not self.has_long_prompt
         else:  # behind a long prompt of a higher priority `num_short_tokens` is 0, and a short prompt may have to wait
             must_move = not self.has_short_prompt and (self.num_short_tokens > 0 or not self.has_long_prompt)
-        count = min(wanted, max(share, min(self.block_size, room) if must_move else 0))
+        count = min(wanted, max(share, min(piece, room) if must_move else 0))
         if parts and self.fit_images is not None:
             count = self.fit_images(parts, context, count, room if must_move else count)
         return fitting_tokens(parts, context, count, self.part_costs) if parts else count
 
     def add_prompt(self, prompt: Prompt, num_tokens: int) -> None:
         """Count a prompt of which the step computes `num_tokens`, or 0 if it skips the prompt."""
-        context, wanted, is_long, priority, _ = prompt
+        context, wanted, is_long, priority, *_ = prompt
         if num_tokens < wanted and priority > self.waiting_priority:
             self.yielding_priority = min(self.yielding_priority, priority)
         elif num_tokens < wanted:
@@ -192,13 +200,14 @@ class StepLimits:
             running: in queue order.
             waiting: None if no request can be admitted.
         """
-        load, seconds = StepLoad(), math.inf
+        load, seconds, vector_seconds = StepLoad(), math.inf, math.inf
         if self.times is not None:
-            seconds = self._limit(self.times, step_id, running, load)
+            seconds, vector_seconds = self._limits(self.times, step_id, running, load)
         times = self.times if seconds < math.inf else None
         num_short = self._num_short_tokens(running, waiting)
         most = self._config.max_num_batched_tokens
         budget = StepBudget(most, self._block_size, times, seconds, load, num_short)
+        budget.vector_seconds = vector_seconds
         first = waiting.peek() if waiting is not None and self._config.policy == "priority" else None
         budget.waiting_priority = first.core.priority if first is not None else math.inf
         return budget
@@ -226,8 +235,10 @@ class StepLimits:
                 num_tokens += waiting.num_short_tokens(waiting.key(first_long)[0], most)
         return num_tokens
 
-    def _limit(self, times: StepTimeModel, step_id: int, running: Sequence[Request], load: StepLoad) -> float:
-        """Adds the decodes of the step to `load`, and returns the seconds that the step may take."""
+    def _limits(
+        self, times: StepTimeModel, step_id: int, running: Sequence[Request], load: StepLoad
+    ) -> tuple[float, float]:
+        """Adds the decodes of the step to `load`. Returns `seconds` and `vector_seconds` of its budget."""
         # in how many steps a request gets its next token (1: in this step) -> the longest time since the last token of such a
         # request
         longest_wait: dict[int, float] = {}
@@ -243,11 +254,12 @@ class StepLimits:
                 load.add_decode(request.num_computed_tokens)
             longest_wait[num_steps] = max(longest_wait.get(num_steps, 0.0), self._clock - request.last_token_time)
         if not longest_wait:
-            return self._config.max_step_seconds
-        target = self._config.target_seconds
+            return self._config.max_step_seconds, self._config.max_step_seconds
+        target = of_vectors = self._config.target_seconds
         alone = times.seconds(load)
         if target is None:
-            target = max(MIN_AUTO_SECONDS, 2 * alone * self._config.stagger)
+            between = alone * self._config.stagger
+            target, of_vectors = max(MIN_AUTO_SECONDS, 2 * between), VECTOR_SHARE * between
         elif alone > target and load.num_draws and not self._has_warned:
             self._has_warned = True
             logger.warning(
@@ -256,7 +268,11 @@ class StepLimits:
                 "Raise the target, lower max_num_seqs, or use a smaller or quantized model",
                 target * 1e3, load.num_draws, alone * 1e3, self._block_size,
             )  # fmt: skip
-        return min((target - waited) / num_steps for num_steps, waited in longest_wait.items())
+
+        def until(latency: float) -> float:
+            return min((latency - waited) / num_steps for num_steps, waited in longest_wait.items())
+
+        return until(target), until(target if of_vectors is None else of_vectors)
 
     def planned(self, plan: SchedulerOutput, encoder_seconds: float = 0.0) -> float:
         """Record a planned step. Returns when it will end, on the clock of planned steps. `encoder_seconds`: how long it is

@@ -11,7 +11,7 @@ import pytest
 
 from inflight.interface.step import SchedulerOutput
 from inflight.scheduler.scheduler import Scheduler
-from inflight.scheduler.step_time.limits import Prompt, StepBudget, StepLimits
+from inflight.scheduler.step_time.limits import VECTOR_SHARE, Prompt, StepBudget, StepLimits
 from inflight.scheduler.step_time.load import StepLoad, load_of
 from inflight.scheduler.step_time.model import StepTimeModel
 from tests.support.mock_engine import MockEngine
@@ -78,6 +78,23 @@ def test_auto_is_twice_what_the_decodes_need_but_at_least_100_ms() -> None:
     engine.add("long", [7] * 60, 1)
     engine.run()
     assert max(seconds_of(plan) for plan in plans_with(engine, "long")) > 0.050  # twice 12 ms would be 24 ms
+
+
+def test_prompts_that_become_vectors_hardly_slow_the_decodes() -> None:
+    """A step of two decodes takes 12 ms; with 2 tokens of such a prompt, 14 ms: at most 1.2 times as long. At least one token
+    moves. A target of the user is for all prompts."""
+    engine = limited(target_seconds=None)
+    decoding(engine)
+    engine.add("vector", [7] * 21, 0)
+    engine.run()
+    plans = plans_with(engine, "vector")
+    assert [rows(plan)["vector"] for plan in plans if "s0" in plan.request_ids] == [2] * 10 + [1]
+    assert max(seconds_of(plan) for plan in plans) <= VECTOR_SHARE * 0.012
+    engine = limited(target_seconds=0.030)
+    decoding(engine)
+    engine.add("vector", [7] * 21, 0)
+    engine.run()
+    assert [rows(plan)["vector"] for plan in plans_with(engine, "vector")] == [16, 5]
 
 
 def test_without_decodes_a_step_has_its_own_limit() -> None:
