@@ -13,8 +13,8 @@ FOREIGN_POOLING = {
     "activation": "give use_activation",
     "softmax": "give use_activation",
     "output_kind": "leave it out: there is one output",
-    "returned_token_ids": "leave it out: there are no models with steps here",
-    "step_tag_id": "leave it out: there are no models with steps here",
+    "returned_token_ids": "start with hf_overrides={'classifier_from_token': [...], 'method': 'no_post_processing'}",
+    "step_tag_id": "start with pooler_config={'pooling_type': 'STEP', 'step_tag_id': ...}",
 }
 _pooling = partial(setting, group="Pooling")
 

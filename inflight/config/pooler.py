@@ -7,9 +7,10 @@ from inflight.config.json_fields import JsonFields
 from inflight.errors import InvalidRequestError
 
 # Which hidden states of a prompt become its vector: that of the first token, of the last one, the mean of all, of each number
-# the largest; ALL: each token has a vector of its own.
-CLS, LAST, MEAN, MAX, ALL = "CLS", "LAST", "MEAN", "MAX", "ALL"
-POOLING_TYPES = (CLS, LAST, MEAN, MAX, ALL)
+# the largest; ALL: each token has a vector of its own. STEP: those of the tokens that end a step of an answer; a `PoolerSpec`
+# says it by ALL and `step_tag`.
+CLS, LAST, MEAN, MAX, ALL, STEP = "CLS", "LAST", "MEAN", "MAX", "ALL", "STEP"
+POOLING_TYPES = (CLS, LAST, MEAN, MAX, ALL, STEP)
 
 EMBED, CLASSIFY = "embed", "classify"
 
@@ -135,7 +136,7 @@ class PoolerSpec:
     """
     Attributes:
         task: EMBED or CLASSIFY.
-        pooling_type: one of POOLING_TYPES.
+        pooling_type: one of POOLING_TYPES, but not STEP.
         head: layers behind the pooling, or with `is_head_before` before it, so that they are computed for each token.
         activation: what the result goes through at last, unless a request says that it does not want it: NORMALIZE of an
             embedding, SOFTMAX or SIGMOID of the scores of a classifier, or IDENTITY.
@@ -148,6 +149,7 @@ class PoolerSpec:
         pair_template: a Jinja template for a pair of texts, as the messages "query" and "document"; "" if only the model's chat
             template can have one.
         template_variables: names and values of further variables of the template.
+        step_tag: with ALL: only the scores of this token are returned; None: of all tokens.
     """
 
     task: str
@@ -163,6 +165,7 @@ class PoolerSpec:
     max_length: int | None = None
     pair_template: str = ""
     template_variables: tuple[tuple[str, bool | int | str], ...] = ()
+    step_tag: int | None = None
 
     @property
     def tasks(self) -> tuple[str, ...]:

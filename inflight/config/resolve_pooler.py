@@ -33,6 +33,7 @@ from inflight.config.pooler import (
     POOLING_TYPES,
     SIGMOID,
     SOFTMAX,
+    STEP,
     WITH_CLASSES,
     ClassHead,
     DenseSpec,
@@ -51,7 +52,7 @@ from inflight.config.whole_prompts import is_causal
 from inflight.errors import ConfigError, UnsupportedModelError
 
 MAX_LABELS = 100_000
-_KEYS = ("pooling_type", "use_activation", "dimensions")
+_KEYS = ("pooling_type", "use_activation", "dimensions", "step_tag_id")
 # Fields of config.json that may change the pooler and not the layers
 POOLER_FIELDS = frozenset(
     """architectures classifier_from_token is_original_qwen3_reranker method is_matryoshka matryoshka_dimensions num_labels
@@ -255,9 +256,31 @@ def with_options(spec: PoolerSpec, options: Mapping[str, Any] | None) -> PoolerS
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"pooler_config: dimensions={value!r} is not a positive integer")
             spec = replace(spec, dimensions=(value,), is_matryoshka=True)
+        elif key == "step_tag_id":
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ConfigError(f"pooler_config: step_tag_id={value!r} is not the id of a token")
+            spec = replace(spec, step_tag=value)
         else:
             raise ConfigError(f"pooler_config has no key {key!r}; it has {', '.join(_KEYS)}")
-    return spec
+    return _with_steps(spec)
+
+
+def _with_steps(spec: PoolerSpec) -> PoolerSpec:
+    """
+    Raises:
+        ConfigError: the pooling type and the token that ends a step do not fit.
+    """
+    if spec.pooling_type != STEP:
+        if spec.step_tag is not None:
+            raise ConfigError("pooler_config: step_tag_id needs pooling_type='STEP'")
+        return spec
+    if spec.task != CLASSIFY:
+        raise ConfigError(
+            "pooler_config: pooling_type='STEP' needs a model that classifies, such as a ...ForProcessRewardModel"
+        )
+    if spec.step_tag is None:
+        raise ConfigError("pooler_config: pooling_type='STEP' needs step_tag_id, the id of the token that ends a step")
+    return replace(spec, pooling_type=ALL)
 
 
 def _names(fields: JsonFields) -> str:

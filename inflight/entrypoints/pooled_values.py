@@ -81,8 +81,9 @@ def with_prompts(
     return begun("query", queries), begun("document", documents)
 
 
-def vectors_of(output: RequestOutput) -> Float32Array:
-    """The vectors of a request: float32 [1, size], or with a vector for each token [num_tokens, size].
+def vectors_of(output: RequestOutput, step_tag: int | None = None) -> Float32Array:
+    """The vectors of a request: float32 [1, size], or with a vector for each token [num_tokens, size]. With a `step_tag`, only
+    those of such tokens are left.
 
     Raises:
         EngineError: the request has failed, or a number is NaN or infinite.
@@ -95,7 +96,9 @@ def vectors_of(output: RequestOutput) -> Float32Array:
             f"request {output.request_id}: its vector has numbers that are NaN or infinite; the weights may be damaged, or "
             "their dtype has too small a range: try dtype='float32'"
         )
-    return vectors
+    if step_tag is None:
+        return vectors
+    return vectors[np.array(output.prompt_token_ids) == step_tag]
 
 
 def comparison(pooler: PoolerSpec) -> tuple[str, Callable[[Float32Array, Float32Array], float]]:

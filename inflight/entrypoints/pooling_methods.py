@@ -198,7 +198,7 @@ class PoolingMethods(ABC):
         wanted = [_of_task(each, task) for each in given]
         options = [RequestOptions(priority=each) for each in priorities(priority, len(prompts))]
         outputs = self._run("prompts", prompts, wanted, options, use_tqdm)
-        return [(output, vectors_of(output)) for output in outputs]
+        return [(output, vectors_of(output, self._model.pooler.step_tag)) for output in outputs]
 
 
 def _texts(argument: str, given: object, *, reads_pairs: bool) -> list[str]:

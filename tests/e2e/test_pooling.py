@@ -210,6 +210,13 @@ def test_reward_models(base: tuple[Path, PreTrainedModel], tmp_path: Path, kind:
                 found = scores(prompt)
                 expected = found[-1] if kind == "Reward" else found.softmax(-1)
                 np.testing.assert_allclose(output.outputs.data, expected.numpy(), rtol=1e-4, atol=2e-5)
+    if kind == "Reward":
+        return
+    tag = prompts()[6][-1]
+    with engine(tmp_path, pooler_config={"pooling_type": "STEP", "step_tag_id": tag}, max_num_batched_tokens=16) as llm:
+        for output, prompt in zip(llm.encode(prompts(), use_tqdm=False), prompts(), strict=True):
+            expected = scores(prompt).softmax(-1)[torch.tensor(prompt) == tag]
+            np.testing.assert_allclose(output.outputs.data, expected.numpy(), rtol=1e-4, atol=2e-5)
 
 
 @pytest.fixture(scope="module")
@@ -271,8 +278,13 @@ def test_what_a_model_cannot_do_is_refused(base: tuple[Path, PreTrainedModel], t
         engine(folder, runner="generate")
     with pytest.raises(ConfigError, match=r"convert='classify'"):
         engine(folder, convert="classify")
-    with pytest.raises(ConfigError, match="pooling_type='STEP'"):
-        engine(folder, pooler_config={"pooling_type": "STEP"})
+    for steps, text in (
+        ({"pooling_type": "STEP", "step_tag_id": 3}, "pooling_type='STEP' needs a model that classifies"),
+        ({"step_tag_id": 3}, "step_tag_id needs pooling_type='STEP'"),
+        ({"pooling_type": "STEP", "step_tag_id": True}, "step_tag_id=True is not the id of a token"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            engine(folder, pooler_config=steps)
     with engine(folder) as llm:
         for params, text in (
             (PoolingParams(dimensions=16), "does not say that this model's vectors may be cut"),

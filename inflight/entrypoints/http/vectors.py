@@ -62,6 +62,7 @@ async def make_vectors(server: ApiServer, http_request: Request, request: Vector
         OverloadedError: the queue is full.
     """
     engine, rank = server.engine, wanted_replica(http_request)
+    step_tag = engine.input_processor.config.model.pooler.step_tag
     streams: list[OutputStream] = []
     values: list[Float32Array] = []
     try:
@@ -71,7 +72,7 @@ async def make_vectors(server: ApiServer, http_request: Request, request: Vector
             for first in range(0, len(processed), MAX_RUNNING):
                 streams = await _submit(server, processed[first : first + MAX_RUNNING], rank, waits=first > 0)
                 server.log_started(http_request, streams)
-                values += [vectors_of(await last_output(stream)) for stream in streams]
+                values += [vectors_of(await last_output(stream), step_tag) for stream in streams]
         return Vectors(values=values, num_tokens=sum(len(each.prompt_token_ids) for each in processed))
     except OverloadedError:
         if not streams:
