@@ -127,7 +127,6 @@ def read_modules(folder: Path, hidden_size: int) -> PoolerSpec:
             )
         size = dense.out_features
         spec = replace(spec, head=(*spec.head, dense))
-    _check_texts(folder)
     return _with_prompts(replace(spec, max_length=_max_seq_length(folder)), folder)
 
 
@@ -147,17 +146,13 @@ def _check_order(folder: Path, kinds: Sequence[str]) -> None:
         )
 
 
-def _check_texts(folder: Path) -> None:
-    """
+def lowers_case(folder: Path) -> bool:
+    """Whether sentence-transformers makes the letters of texts small before it tokenises them.
+
     Raises:
-        UnsupportedModelError: sentence-transformers changes the texts before it tokenises them.
+        UnsupportedModelError: its settings cannot be read.
     """
-    fields = _of_transformer(folder)
-    if fields.boolean("do_lower_case", False):
-        raise fields.refusal(
-            "do_lower_case=true is not supported: sentence-transformers makes the letters of texts small before it tokenises "
-            "them. If the tokenizer does this itself (a normalizer with lowercase in tokenizer.json), set it to false"
-        )
+    return has_modules(folder) and _of_transformer(folder).boolean("do_lower_case", False)
 
 
 def _max_seq_length(folder: Path) -> int | None:

@@ -19,8 +19,9 @@ SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_
 _TOKEN_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def folder_tokenizer(folder: Path) -> Tokenizer:
-    """Read tokenizer.json, and the special tokens' names from tokenizer_config.json or special_tokens_map.json.
+def folder_tokenizer(folder: Path, kind: type[Tokenizer] = Tokenizer) -> Tokenizer:
+    """Read tokenizer.json, and the special tokens' names from tokenizer_config.json or special_tokens_map.json. `kind`: of what
+    class the result is.
 
     Raises:
         TokenizerError: there is no tokenizer.json, or it cannot be read.
@@ -41,7 +42,7 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     _add_listed_tokens(backend, config, folder)
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
     extra = extra.values() if isinstance(extra, dict) else extra
-    return Tokenizer(backend, read_special_tokens(config), [text for token in extra if (text := _content(token))])
+    return kind(backend, read_special_tokens(config), [text for token in extra if (text := _content(token))])
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:  # Any: JSON, checked where each field is read

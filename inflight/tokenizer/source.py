@@ -3,12 +3,14 @@
 from pathlib import Path
 
 from inflight.config.gguf_parts import read_gguf
+from inflight.config.sentence_transformers import lowers_case
 from inflight.damaged_files import named_errors
 from inflight.errors import TokenizerError
 from inflight.hub import resolve_tokenizer_folder
 from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.folder_tokenizer import folder_tokenizer
 from inflight.tokenizer.gguf_tokenizer import gguf_chat_template, gguf_tokenizer
+from inflight.tokenizer.lower_case import LowerCaseTokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
 
 
@@ -22,7 +24,7 @@ def read_tokenizer(model_folder: Path, tokenizer: str | None) -> Tokenizer:
     with named_errors(TokenizerError, source, "its tokenizer"):
         if source.is_file():
             return gguf_tokenizer(read_gguf(source))
-        return folder_tokenizer(source)
+        return folder_tokenizer(source, LowerCaseTokenizer if lowers_case(model_folder) else Tokenizer)
 
 
 def read_chat_template(

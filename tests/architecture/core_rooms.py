@@ -115,6 +115,7 @@ EDGES = {
             "tokenizer/cut_text.py",
             "tokenizer/text_pair.py",
             "tokenizer/prompted_pair.py",
+            "tokenizer/lower_case.py",
             "config/prompted_reranker.py",
             "interface/token_types.py",
             "worker/parts/token_types.py",

@@ -123,10 +123,6 @@ def test_what_is_not_understood_is_refused(
 def test_what_changes_texts_or_is_code_of_others_is_refused(tmp_path: Path) -> None:
     write(tmp_path, POOLING, MEAN_TOKENS)
     read_modules(tmp_path, 8)
-    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
-    with pytest.raises(UnsupportedModelError, match="do_lower_case=true"):
-        read_modules(tmp_path, 8)
-    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": false}')
     (tmp_path / "config_sentence_transformers.json").write_text('{"prompts": {"query": "a", "document": null}}')
     with pytest.raises(UnsupportedModelError, match="the prompt 'document' is None"):
         read_modules(tmp_path, 8)
