@@ -98,7 +98,8 @@ def vectors_of(output: RequestOutput, step_tag: int | None = None) -> Float32Arr
         )
     if step_tag is None:
         return vectors
-    return vectors[np.array(output.prompt_token_ids) == step_tag]
+    of_steps: Float32Array = vectors[np.array(output.prompt_token_ids) == step_tag]
+    return of_steps
 
 
 def comparison(pooler: PoolerSpec) -> tuple[str, Callable[[Float32Array, Float32Array], float]]:

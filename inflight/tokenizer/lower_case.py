@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import tokenizers
 
+from inflight.tokenizer.fewest_tokens import FewestTokens
 from inflight.tokenizer.tokenizer import Tokenizer
 
 
@@ -18,8 +19,7 @@ class LowerCaseTokenizer(Tokenizer):
         extra_special_tokens: Iterable[str] = (),
     ) -> None:
         super().__init__(backend, special_tokens, extra_special_tokens)
-        of_small = self.fewest_tokens
-        self.fewest_tokens = lambda text: of_small(text.lower())
+        self.fewest_tokens = FewestTokens(0, False)  # a text may lose bytes, so no bound is known
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return super().encode(text.lower(), add_special_tokens)
