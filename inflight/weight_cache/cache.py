@@ -93,9 +93,10 @@ class WeightCache:
         if self._entry is None or self._later is None:
             return
         if isinstance(self._loading, NotedLoading):
-            self._later.add(partial(_write, self._loading, self._entry, self._name, notes))
+            write = partial(_write, self._loading, self._entry, self._name, notes)
+            self._later.add(write, is_for_later_starts=True)
         elif isinstance(self._loading, MappedLoading):
-            self._later.add(partial(use_huge_pages, self._loading.file.content))
+            self._later.add(partial(use_huge_pages, self._loading.file.content), is_for_later_starts=False)
 
     def _mapped_loading(self) -> Loading | None:
         if self._entry is None or self._kernels is None:

@@ -63,7 +63,7 @@ def make_report() -> Report:
         "packages": {name: _version(name) for name in PACKAGES},
         "cpu": _cpu(_read(Path("/proc/cpuinfo"))),
         "C++ kernels": kernel_facts(envs.cpu_kernels),
-        "packed weights": _packed_weights(),
+        "packed weights": packed_weights_facts(),
         "memory": _memory(_read(Path("/proc/meminfo"))),
         "gpu": gpu_facts(read_cuda_facts),
         "torch": _torch(),
@@ -126,7 +126,8 @@ def kernel_facts(read_wanted: Callable[[], str]) -> dict[str, Any]:
         return {**facts, "used": "none", "obstacle": f"{error}: plain torch is used, which is slower"}
 
 
-def _packed_weights() -> dict[str, Any]:
+def packed_weights_facts() -> dict[str, Any]:
+    """Where packed weights are kept, and how large they are."""
     path = cache_path()
     if path is None:
         return {"folder": None}

@@ -45,6 +45,18 @@ def resolved(architecture: ModelArchitecture = ARCHITECTURE, **arguments: Any) -
     )
 
 
+def test_the_cache_of_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFLIGHT_WEIGHT_CACHE", "on")
+    assert resolved().model.weight_cache_bytes == 40_000_000_000
+    assert resolved(weight_cache_gb=0.5).model.weight_cache_bytes == 500_000_000
+    assert resolved(weight_cache=False).model.weight_cache_bytes == 0
+    monkeypatch.setenv("INFLIGHT_WEIGHT_CACHE", "off")
+    assert resolved(weight_cache_gb=0.5).model.weight_cache_bytes == 0
+    monkeypatch.setenv("INFLIGHT_WEIGHT_CACHE", "no")
+    with pytest.raises(ConfigError, match="INFLIGHT_WEIGHT_CACHE"):
+        resolved()
+
+
 def test_defaults() -> None:
     config = resolved()
     assert config.model.dtype == config.cache.dtype == "bfloat16"

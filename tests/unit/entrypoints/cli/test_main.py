@@ -23,7 +23,7 @@ from typer.testing import Result
 import inflight
 from inflight.config.cuda_driver import CudaFacts
 from inflight.config.engine_args import EngineArgs
-from inflight.entrypoints.cli.env import environment, gpu_facts, kernel_facts
+from inflight.entrypoints.cli.env import environment, gpu_facts, kernel_facts, packed_weights_facts
 from inflight.entrypoints.cli.terminal import CompletionPrinter, TextStream
 from inflight.errors import ConfigError, StepError
 from inflight.outputs import CompletionOutput, RequestOutput
@@ -478,6 +478,17 @@ def test_env_says_why_gpus_are_not_used() -> None:
 def test_secrets_are_not_shown() -> None:
     variables = {"HF_TOKEN": "hf_secret", "OMP_NUM_THREADS": "2", "HOME": "/home/me"}
     assert environment(variables.items()) == {"HF_TOKEN": "(set)", "OMP_NUM_THREADS": "2"}
+
+
+def test_env_says_where_packed_weights_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "inflight" / "weights"
+    assert packed_weights_facts() == {"folder": str(folder), "files": 0, "size": "0.00 GB"}
+    folder.mkdir(parents=True)
+    for name in "ab":
+        with (folder / f"{name}.weights").open("wb") as file:
+            file.truncate(10_000_000)
+    assert packed_weights_facts() == {"folder": str(folder), "files": 2, "size": "0.02 GB"}
 
 
 def test_env_says_which_kernels_are_used() -> None:
