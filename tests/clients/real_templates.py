@@ -78,6 +78,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "ERNIE 4.5 with experts": (),
     "Hunyuan with experts": (),
     "Phi-3.5-MoE": (),
+    "Granite 4 without Mamba layers (350M, 1B, micro)": ("ibm-granite-granite-3.3-2B-Instruct",),
     "Granite 3 (with experts)": ("ibm-granite-granite-3.3-2B-Instruct",),
 }
 

@@ -31,6 +31,7 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    GraniteMoeHybridConfig,
     HunYuanMoEV1Config,
     Lfm2Config,
     Lfm2MoeConfig,
@@ -75,6 +76,13 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": None,
+}
+_GRANITE_4: dict[str, Any] = {
+    **_COMMON,
+    "shared_intermediate_size": 112,
+    "num_local_experts": 0,
+    "layer_types": ["full_attention"] * 2,
+    "mamba_n_heads": 4,
 }
 _LATENT: dict[str, Any] = {
     **_COMMON,
@@ -429,6 +437,18 @@ FAMILY_CONFIGS: dict[str, list[PreTrainedConfig]] = {
     "olmoe": [
         OlmoeConfig(**{**_COMMON, "intermediate_size": 48}, num_experts=8, num_experts_per_tok=2),
         OlmoeConfig(**_COMMON, num_experts=4, num_experts_per_tok=3, norm_topk_prob=True, attention_bias=True),
+    ],
+    "granitemoehybrid": [
+        GraniteMoeHybridConfig(
+            **_GRANITE_4, attention_multiplier=0.2, logits_scaling=2.0, position_embedding_type="rope"
+        ),
+        GraniteMoeHybridConfig(
+            **_GRANITE_4,
+            attention_bias=True,
+            residual_multiplier=0.5,
+            embedding_multiplier=3.0,
+            tie_word_embeddings=True,
+        ),
     ],
     "granitemoe": [
         GraniteMoeConfig(**_COMMON, num_local_experts=6, attention_multiplier=0.2, logits_scaling=2.0),

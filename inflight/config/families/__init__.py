@@ -7,7 +7,7 @@ from inflight.config.families.family import Family
 from inflight.config.families.vision_family import VisionFamily
 
 NAMES = """
-    llama mistral qwen2 qwen3 qwen3_5 qwen3_next gemma2 gemma3 gemma4 phi3 olmo2 olmo3 granite smollm3 glm
+    llama mistral qwen2 qwen3 qwen3_5 qwen3_next gemma2 gemma3 gemma4 phi3 olmo2 olmo3 granite granitemoehybrid smollm3 glm
     glm4 ministral ministral3 lfm2 deepseek_v2 deepseek_v3 youtu minicpm3
     qwen2_moe qwen3_moe mixtral olmoe granitemoe gpt_oss glm4_moe glm4_moe_lite qwen3_5_moe lfm2_moe ernie4_5_moe hunyuan_v1_moe
     phimoe

@@ -20,9 +20,9 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     return make_granite(fields, fields.mlp(bias=fields.boolean("mlp_bias", False)))
 
 
-def make_granite(fields: FamilyFields, mlp: MlpSpec) -> ModelArchitecture:
-    """The model with this MLP in every layer."""
-    attention = fields.attention(absent_kv_heads_mean_all=True, reads_bias=True)
+def make_granite(fields: FamilyFields, mlp: MlpSpec, *, has_rope: bool = True) -> ModelArchitecture:
+    """The model with this MLP in every layer. `has_rope`: see `FamilyFields.attention`."""
+    attention = fields.attention(absent_kv_heads_mean_all=True, reads_bias=True, has_rope=has_rope)
     attention = replace(attention, scale=fields.number("attention_multiplier", 1.0))
     layer = LayerSpec(mixer=attention, mlp=mlp)
     model = fields.architecture((layer,) * fields.num_layers)

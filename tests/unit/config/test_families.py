@@ -211,6 +211,11 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
+    "granitemoehybrid": {
+        "num_local_experts": 0,
+        "layer_types": ["full_attention"] * 12,
+        "shared_intermediate_size": 48,
+    },
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
 }
 
@@ -485,6 +490,12 @@ def test_qwen3_5_has_attention_in_every_fourth_layer() -> None:
         ("phi3", {"rope_scaling": {**LONGROPE, "short_factor": [0.0] * 8}}, "is not a list of positive numbers"),
         ("phi3", {"partial_rotary_factor": 0.2}, "partial_rotary_factor=0.2 is not supported"),
         ("glm", {"partial_rotary_factor": 1.5}, "partial_rotary_factor=1.5 is not supported"),
+        (
+            "granitemoehybrid",
+            {"num_local_experts": 8, "layer_types": ["attention"] * 4},
+            "num_local_experts=8 is not supported",
+        ),
+        ("granitemoehybrid", {"layer_types": ["attention", "mamba"] * 2}, "'mamba'] is not supported; 4 entries"),
         ("granite", {"residual_multiplier": 0}, "residual_multiplier=0 is not a positive number"),
         ("granite", {"logits_scaling": "8"}, "logits_scaling='8' is not a positive number"),
         ("smollm3", {"no_rope_layers": [0, 2, 1, 1]}, "is not 0 or 1 for each of 4 layers"),
