@@ -58,6 +58,12 @@ def node_tests() -> list[str]:
     return ["node", "--test", "--test-reporter=spec", "--test-timeout=600000", *tests]
 
 
+def _missing_for_page(*, has_node: bool) -> str:
+    if not has_node:
+        return "node or npm is not installed"
+    return "" if shutil.which("chromedriver") else "chromium and chromium-driver are not installed"
+
+
 def suites() -> list[Suite]:
     has_node = (ENVIRONMENTS / "node" / ".stamp").exists()
     current = [
@@ -88,6 +94,7 @@ def suites() -> list[Suite]:
         ),
         Suite("lm-eval", pytest("openai-2", "test_lm_eval.py"), 600),
         Suite("vllm", pytest("openai-3", "test_vllm_bench.py"), 900),
+        Suite("page", [*own, str(HERE / "test_page.py")], 300, _missing_for_page(has_node=has_node)),
         Suite("node", node_tests(), 900, "" if has_node else "node or npm is not installed"),
     ]
 

@@ -320,7 +320,7 @@ def test_markdown_code_and_formulas(chat: ScriptedChat, window: Browser) -> None
     chat.say(*(text[i : i + 7] for i in range(0, len(text), 7)))
     ask(window)
     counts = {
-        "h3": 1, "strong": 1, "em": 1, "a[href='https://example.com/a?b=1'][rel~=noopener]": 1, "ol > li": 2, "ol ul li": 1,
+        "h2": 1, "strong": 1, "em": 1, "a[href='https://example.com/a?b=1'][rel~=noopener]": 1, "ol > li": 2, "ol ul li": 1,
         "blockquote": 1, "td.align-right": 1, "math": 2, "math[display=block] mfrac": 1, "input[type=checkbox]": 1,
         ".hljs-keyword": 2, ".hljs-string": 1, ".hljs-comment": 1,
     }  # fmt: skip

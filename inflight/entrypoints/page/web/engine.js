@@ -17,7 +17,7 @@ export class EngineView {
     this._live = new Live(() => this._draw());
     this._replicas = new Map();
     this.element = h("div", { class: "engine" }, h("div", { class: "row" }, h("h2", {}, "Engine"), h("span", { class: "space" }),
-      button("Save trace", "Save the timelines as a file for Perfetto", () => save("inflight-trace.json", "application/json", chromeTrace(this._live.replicas)))),
+      button("Save trace", "Save trace: the timelines as a file for Perfetto", () => save("inflight-trace.json", "application/json", chromeTrace(this._live.replicas)))),
     this._problem, this._places);
   }
 

@@ -96,7 +96,7 @@ function cells(tag, row, align) {
 /** The node of a block. `isOpen`: more of it may come. */
 function block(token, isOpen) {
   switch (token.type) {
-    case "heading": return h(`h${Math.min(6, token.depth + 2)}`, {}, inline(token.tokens));
+    case "heading": return h(`h${Math.min(6, token.depth + 1)}`, {}, inline(token.tokens));
     case "paragraph": return h("p", {}, inline(token.tokens));
     case "text": return h("span", {}, token.tokens ? inline(token.tokens) : plain(token.text));
     case "code": return codeBlock(token.text, token.lang ?? "", isOpen);
