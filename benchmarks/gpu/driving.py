@@ -46,17 +46,42 @@ class Driver:
             raise RuntimeError(f"{num_tokens} tokens came of requests for {sum(output_lens)}")
         return periods
 
+    def times_over_long_contexts(
+        self, prompts: Sequence[list[int]], beside: list[int], num_steps: int
+    ) -> tuple[list[float], float]:
+        """Seconds of steps in which all `prompts` decode, and of the longest step while the prompt `beside` is computed."""
+        config = self.engine.executor.config.scheduler
+        before = sum(map(len, prompts)) // config.max_num_batched_tokens + len(prompts) + 8
+        request_ids = self.add(prompts, [before + 2 * num_steps + 16] * len(prompts))
+        self._steps(before)
+        alone = self._timed(num_steps)
+        request_ids += self.add([beside], [1])
+        longest = max(self._timed(4))
+        self._end(request_ids)
+        return alone, longest
+
     def trace_decoding(self, prompts: Sequence[list[int]], num_steps: int) -> Trace:
         """The device in `num_steps` steps in which all the requests decode."""
         before = len(prompts) + 8  # so many steps are more than the prompts take
         request_ids = self.add(prompts, [before + 2 * num_steps] * len(prompts))
         self._steps(before)
         trace = record(self._device, lambda: self._steps(num_steps))
-        self.engine.abort_requests(request_ids)
+        self._end(request_ids)
+        return trace
+
+    def _end(self, request_ids: Sequence[str]) -> None:
+        self.engine.abort_requests(list(request_ids))
         while self.engine.has_unfinished_requests():
             self.engine.step()
         self._steps(2)  # of those that were in flight
-        return trace
+
+    def _timed(self, count: int) -> list[float]:
+        periods = []
+        for _ in range(count):
+            start = time.perf_counter()
+            self.engine.step()
+            periods.append(time.perf_counter() - start)
+        return periods
 
     def _steps(self, count: int) -> None:
         for _ in range(count):

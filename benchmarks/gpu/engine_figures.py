@@ -32,7 +32,7 @@ NUM_KERNELS = 12  # of a step, that are named
 class EngineFigures:
     """The figures by name: each method of `FIGURES` emits its own."""
 
-    FIGURES = ("decode", "prefill", "throughput", "device_time", "graphs")
+    FIGURES = ("decode", "prefill", "throughput", "device_time", "graphs", "long")
 
     def __init__(self, llm: LLM, device: str, sizes: Sizes) -> None:
         self._llm, self._device, self._sizes = llm, device, sizes
@@ -65,6 +65,11 @@ class EngineFigures:
             tokens_per_second=round((num_prompt_tokens + num_output_tokens) / seconds, 1),
         )  # fmt: skip
 
+    def long(self) -> None:
+        """Steps over long contexts, alone and beside a prompt: a step of both should take little more than the two would."""
+        for batch, length in self._sizes.long_contexts:
+            measured(f"long/{batch}x{length}", partial(self._long, batch, length))
+
     def graphs(self) -> None:
         """What the ranks captured as they started: how many graphs, in how many seconds, in how many bytes."""
         if self._device == "cuda":
@@ -81,6 +86,16 @@ class EngineFigures:
             mean_ms_per_step=round(1e3 * statistics.fmean(periods), 4), steps=len(periods),
             tokens_per_second=round(batch * 1e3 / milliseconds, 1),
             floor_bytes=self._floor.decode_bytes(batch, prompt_len + output_len / 2),
+        )  # fmt: skip
+
+    def _long(self, batch: int, length: int) -> None:
+        prompts, beside = random_prompts([length] * batch), random_prompts([self._sizes.beside_len], seed=5)[0]
+        self._driver.run([beside], [1])  # compiles what it needs
+        alone, longest = self._driver.times_over_long_contexts(prompts, beside, self._sizes.traced_steps)
+        emit(
+            figure=f"long/{batch}x{length}", ms_per_step=round(1e3 * statistics.median(alone), 4),
+            ms_beside_a_prompt=round(1e3 * longest, 4), prompt_tokens=self._sizes.beside_len,
+            floor_bytes=self._floor.decode_bytes(batch, length),
         )  # fmt: skip
 
     def _prefill(self, num_tokens: int) -> None:
@@ -128,7 +143,7 @@ def start_engine(model: str, device: str, sizes: Sizes, engine_args: dict[str, A
             "enable_prefix_caching": False,
             "max_model_len": sizes.max_model_len,
             "max_num_seqs": max(*sizes.batches, sizes.num_sequences),
-            "max_num_batched_tokens": max(sizes.prefill_lens),
+            "max_num_batched_tokens": min(8192, max(sizes.prefill_lens)),
             "distributed_executor_backend": "uni",
             **small_cache,
             **engine_args,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,50 +32,71 @@ class Part:
     expected_seconds: float
     limit_seconds: float
     is_test: bool = False
-    is_side_by_side: bool = False  # with the others that are, before all that are not
 
 
-def all_parts(device: str, *, quick: bool) -> list[Part]:
+COMMANDS = {"faults": 280.0, "speed": 400.0, "all": 840.0}  # and their seconds
+
+
+def parts_of(command: str, device: str, *, quick: bool) -> list[Part]:
     """In the order of their worth: what there is no time for is at the end."""
-    options = ("--device", device, *(("--quick",) if quick else ()))
+    faults, speed = _faults(device, quick=quick), _speed(device, quick=quick)
+    options = _options(device, quick=quick)
+    against = [
+        _module("transformers", "against_transformers", 60, *options),
+        _module("transformers-compiled", "against_transformers", 60, *options, "--compiled"),
+    ]
+    return {"faults": faults, "speed": speed, "all": [*faults, *speed, *against]}[command]
 
-    def figures(
-        name: str, model: str, engine_args: dict[str, Any], wanted: Iterable[str], seconds: float, *more: str
-    ) -> Part:
-        arguments = ["-m", "benchmarks.gpu.engine_figures", *options, "--model", "tiny" if device == "cpu" else model]
-        arguments += ["--engine-args", json.dumps(engine_args), "--figures", *wanted, *more]
-        return Part(name=name, arguments=tuple(arguments), expected_seconds=seconds, limit_seconds=max(60, 3 * seconds))
 
-    def module(name: str, module: str, seconds: float, *more: str) -> Part:
-        arguments = ("-m", f"benchmarks.gpu.{module}", *options, *more)
-        return Part(name=name, arguments=arguments, expected_seconds=seconds, limit_seconds=max(60, 3 * seconds))
-
-    found = []
-    for test, seconds in TEST_FILES.items() if device == "cuda" else ():
-        # test_runtime measures the GPU's free memory, which others change
-        found.append(_tests(test, seconds, f"tests/gpu/{test}.py", is_side_by_side=test != "test_runtime"))
-    found.append(module("ceilings", "ceilings", 5))
-    found.append(figures("qwen3-0.6b", "qwen3-0.6b", {}, ALL_FIGURES, 45))
-    found.append(figures("qwen3-8b", "qwen3-8b", {}, ("decode", "prefill", "device_time", "graphs"), 35))
-    found.append(figures("qwen3-0.6b-synchronous", "qwen3-0.6b", _SYNCHRONOUS, ("decode", "device_time"), 35))
-    eager = {} if device == "cpu" else _EAGER
-    found.append(figures("qwen3-0.6b-eager", "qwen3-0.6b", eager, ("decode", "device_time"), 35))
-    found.append(module("transformers", "against_transformers", 60))
-    for name, engine_args in _formats(device).items():
-        found.append(figures(f"qwen3-8b-{name}", "qwen3-8b", engine_args, ("decode",), 20, "--batches", "1", "64"))
-    if device == "cuda":  # many small compilations of what CI has tried in the interpreter
-        found.append(_tests("odd_shapes", 60, *ODD_SHAPES, is_side_by_side=False))
-    found.append(module("transformers-compiled", "against_transformers", 60, "--compiled"))
+def _faults(device: str, *, quick: bool) -> list[Part]:
+    """First what no test has run on a GPU; the tests repeat what has passed before."""
+    seconds = {"mixture": 45, "nccl": 15, "recovery": 20, "kv-tiers": 25, "files": 40}
+    found = [_module(name, "faults", each, *_options(device, quick=quick), name) for name, each in seconds.items()]
+    if device == "cuda":
+        found += [_tests(test, each, f"tests/gpu/{test}.py") for test, each in TEST_FILES.items()]
+        found.append(
+            _tests("odd_shapes", 60, *ODD_SHAPES)
+        )  # many small compilations of what CI tries in the interpreter
     return found
 
 
-def _tests(name: str, seconds: float, *paths: str, is_side_by_side: bool) -> Part:
+def _speed(device: str, *, quick: bool) -> list[Part]:
+    def figures(name: str, model: str, engine_args: dict[str, Any], wanted: str, seconds: float, *more: str) -> Part:
+        arguments = ["--model", "tiny" if device == "cpu" else model, "--engine-args", json.dumps(engine_args)]
+        arguments += ["--figures", *wanted.split(), *more]
+        return _module(name, "engine_figures", seconds, *_options(device, quick=quick), *arguments)
+
+    batches = ("--batches", "1", "4") if device == "cpu" else ("--batches", "1", "64", "128", "256")
+    drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
+    found = [
+        _module("ceilings", "ceilings", 5, *_options(device, quick=quick)),
+        figures("qwen3-8b", "qwen3-8b", {}, "graphs decode prefill device_time", 60),
+        figures("qwen3-8b-long", "qwen3-8b", {}, "long", 60),
+    ]
+    for name, engine_args in _formats(device).items():
+        found.append(figures(f"qwen3-8b-{name}", "qwen3-8b", engine_args, "decode", 25, *batches))
+    found.append(figures("qwen3-8b-drafts", "qwen3-8b", drafts, "decode", 20, "--batches", "1"))
+    found.append(figures("qwen3-0.6b", "qwen3-0.6b", {}, " ".join(ALL_FIGURES), 45))
+    found.append(figures("qwen3-0.6b-synchronous", "qwen3-0.6b", _SYNCHRONOUS, "decode device_time", 35))
+    eager = {} if device == "cpu" else _EAGER
+    found.append(figures("qwen3-0.6b-eager", "qwen3-0.6b", eager, "decode device_time", 35))
+    return found
+
+
+def _options(device: str, *, quick: bool) -> tuple[str, ...]:
+    return ("--device", device, *(("--quick",) if quick else ()))
+
+
+def _module(name: str, module: str, seconds: float, *arguments: str) -> Part:
+    command = ("-m", f"benchmarks.gpu.{module}", *arguments)
+    return Part(name=name, arguments=command, expected_seconds=seconds, limit_seconds=max(60, 3 * seconds))
+
+
+def _tests(name: str, seconds: float, *paths: str) -> Part:
     """Warnings are no errors there: the packages are of other versions than ours."""
     options = ("-v", "--tb=short", "-rfE", "-W", "default", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=120")
-    return Part(
-        name=name, arguments=("-m", "pytest", *paths, *options), expected_seconds=seconds, limit_seconds=240, is_test=True,
-        is_side_by_side=is_side_by_side,
-    )  # fmt: skip
+    command = ("-m", "pytest", *paths, *options)
+    return Part(name=name, arguments=command, expected_seconds=seconds, limit_seconds=240, is_test=True)
 
 
 def _formats(device: str) -> dict[str, dict[str, Any]]:  # Any: arguments of the engine

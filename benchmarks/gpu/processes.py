@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -14,21 +15,25 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from threading import Thread
-from typing import Any
+from threading import Lock, Thread
+from typing import Any, ClassVar
 
 from benchmarks.gpu.parts import Part
 
 ROOT = Path(__file__).parents[2]
 ERROR_CHARACTERS = 800
 MAX_FAILURES = 8  # of a part's tests, that are told
+_PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when the thread that has started it ends
+_DEATH_SIGNAL = ctypes.CDLL(None).prctl
 _RESULT = re.compile(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
 
 
 @dataclass
 class PartResult:
-    """`status` is "ok", "failed", "out of time" or "skipped". `figures`: what the part emitted, by the name of the figure."""
+    """`status` is "ok", "failed", "out of time", "interrupted" or "skipped". `figures`: what the part emitted, by the name of
+    the figure."""
 
     name: str
     status: str = "ok"
@@ -49,9 +54,34 @@ class PartResult:
         return found
 
 
-def run_part(part: Part, limit_seconds: float, log: Callable[[str], None], tell: Callable[[str], None]) -> PartResult:
-    """Any thread. `log` gets every line, `tell` those that are results."""
-    result, start, last = PartResult(part.name), time.perf_counter(), [""]
+class _Running:
+    """The parts that run, in all threads."""
+
+    lock = Lock()
+    processes: ClassVar[set[subprocess.Popen[str]]] = set()
+    is_ending = False  # no part begins any more
+
+
+def end_all() -> None:
+    """Kills the parts that run; no part begins any more. For a handler of signals."""
+    _Running.is_ending = True
+    for process in list(_Running.processes):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def run_part(
+    part: Part,
+    limit_seconds: float,
+    log: Callable[[str], None],
+    tell: Callable[[str], None],
+    result: PartResult | None = None,
+) -> PartResult:
+    """Any thread. `log` gets every line, `tell` those that are results. `result` is filled while the part runs, so that what it
+    has measured is there if this call never returns."""
+    result = PartResult(part.name) if result is None else result
+    result.status = "interrupted"  # until the part has ended
+    start, last = time.perf_counter(), [""]
 
     def read_line(line: str) -> None:
         log(line)
@@ -64,6 +94,7 @@ def run_part(part: Part, limit_seconds: float, log: Callable[[str], None], tell:
     search_path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": search_path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        end_with_this_process = partial(_DEATH_SIGNAL, _PR_SET_PDEATHSIG, signal.SIGKILL)
         process = subprocess.Popen(
             [sys.executable, *part.arguments],
             cwd=ROOT,
@@ -74,14 +105,20 @@ def run_part(part: Part, limit_seconds: float, log: Callable[[str], None], tell:
             text=True,
             errors="replace",
             start_new_session=True,  # it may start processes, which end with it
+            preexec_fn=end_with_this_process,  # one call of the system
         )
+        with _Running.lock:
+            _Running.processes.add(process)
+        if _Running.is_ending:
+            _kill(process)
         assert process.stdout is not None
         reader = Thread(target=_read_lines, args=(process.stdout, read_line), daemon=True)
         reader.start()
+        status = "ok"
         try:
             process.wait(limit_seconds)
         except subprocess.TimeoutExpired:
-            result.status = "out of time"
+            status = "out of time"
         except BaseException:  # an interrupt: no part outlives the check
             _kill(process)
             raise
@@ -90,8 +127,10 @@ def run_part(part: Part, limit_seconds: float, log: Callable[[str], None], tell:
         process.stdout.close()
         errors.seek(0)
         error_text = errors.read()
-    log(error_text)
+    for line in error_text.splitlines():
+        log(line)
     result.seconds = time.perf_counter() - start
+    result.status = "interrupted" if _Running.is_ending else status
     if result.status == "ok" and process.returncode != 0:
         result.status = "failed"
     if result.status != "ok" and not result.failures:
@@ -113,6 +152,8 @@ def _kill(process: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    with _Running.lock:
+        _Running.processes.discard(process)
 
 
 def _read_figure(result: PartResult, line: str, tell: Callable[[str], None]) -> None:

@@ -95,5 +95,19 @@ def goals(figures: Figures) -> dict[str, str]:
     return found
 
 
+def short_table(found: Mapping[str, Any]) -> str:
+    """A line for each part, and under it one for each of its measurements: for a reader who sees only the end of an output."""
+    lines = []
+    for name, part in found["parts"].items():
+        tests = "".join(f", {count} {how}" for how, count in part.get("tests", {}).items())
+        lines.append(f"{name}: {part['status']}{tests}" + (f" ({part['seconds']:g} s)" if part["seconds"] else ""))
+        for row, fields in found["table"].items():
+            if row.startswith(f"{name}/"):
+                told = [f"{key} {value}" for key, value in fields.items() if isinstance(value, (int, float))]
+                if told:
+                    lines.append(f"  {row.removeprefix(name + '/')}: {', '.join(told[:4])}")
+    return "\n".join(lines)
+
+
 def _value(figures: Figures, part: str, figure: str, field: str) -> Any:  # Any: JSON, a number
     return figures.get(part, {}).get(figure, {}).get(field)

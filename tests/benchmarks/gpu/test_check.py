@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.gpu.check import Check, as_json
 from benchmarks.gpu.floors import Floor
-from benchmarks.gpu.parts import TEST_FILES, Part, all_parts
+from benchmarks.gpu.parts import COMMANDS, TEST_FILES, Part, parts_of
 from benchmarks.gpu.processes import PartResult, run_part
 from benchmarks.gpu.sizes import CONFIGS, MAX_TOKEN_ID
 from benchmarks.gpu.summary import goals, relations, table
 from benchmarks.gpu.trace import Gap, Kernel, gaps_of, idleness, kernel_shares, read_events
+from benchmarks.robustness.fault_server import descendants
 from benchmarks.speed.roofline import Needs
 from inflight.config.parse_architecture import parse_architecture
 from inflight.hub import read_config
 from tests.support.enough_time import with_enough_time
+from tests.support.waits import wait_until
 
 ROOT = Path(__file__).parents[3]
 TERABYTE = 1e12
@@ -100,7 +105,7 @@ def test_only_kernels_are_kernels() -> None:
 
 
 def test_the_table_has_shares_relations_and_goals() -> None:
-    figures = {
+    figures: dict[str, dict[str, dict[str, Any]]] = {
         "ceilings": {"bandwidth": {"bytes_per_second": 4e12}, "matrix_peak": {"operations_per_second": 8e14}},
         "qwen3-8b": {
             "decode/1": {"ms_per_step": 5.0, "tokens_per_second": 200.0, "floor_bytes": 16e9},
@@ -184,37 +189,74 @@ def test_the_lines_of_pytest_are_read() -> None:
 
 
 def test_parts_for_which_no_time_is_left_are_skipped(capsys: pytest.CaptureFixture[str]) -> None:
-    check = Check(budget_seconds=6.0, log=None)  # of which 5 are kept for the table
+    check = Check(budget_seconds=6.0, folder=None)  # of which 5 are kept for the table
     check.run([script("print('never')")])
     assert (check.results["part"].status, check.results["part"].error) == ("skipped", "no time was left")
     assert json.loads(capsys.readouterr().out)["status"] == "skipped"
     assert as_json(check.results, "cuda")["parts"]["part"]["status"] == "skipped"
 
 
-def test_the_parts_fit_into_ten_minutes_and_their_files_are_there() -> None:
-    parts = all_parts("cuda", quick=False)
-    assert len({part.name for part in parts}) == len(parts)
-    together = max(part.expected_seconds for part in parts if part.is_side_by_side)
-    assert together + sum(part.expected_seconds for part in parts if not part.is_side_by_side) <= 600
+def test_what_is_new_fits_its_command_and_the_files_are_there() -> None:
+    parts = {command: parts_of(command, "cuda", quick=False) for command in COMMANDS}
+    for found in parts.values():
+        assert len({part.name for part in found}) == len(found)
+    assert COMMANDS["faults"] + COMMANDS["speed"] <= 900 - 60  # the start of the machine
+    new = [part for part in parts["faults"] if not part.is_test]
+    assert parts["faults"][: len(new)] == new, "tests, which have passed before, come last"
+    assert sum(part.expected_seconds for part in new) <= 0.6 * COMMANDS["faults"]
+    assert sum(part.expected_seconds for part in parts["speed"]) <= COMMANDS["speed"]
     assert {f"{name}.py" for name in TEST_FILES} == {path.name for path in (ROOT / "tests/gpu").glob("test_*.py")}
-    assert not any(part.is_test for part in all_parts("cpu", quick=False))
+    assert not any(part.is_test for part in parts_of("all", "cpu", quick=False))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_lost_and_no_process_left_at_a_time_out_in_mid_run(tmp_path: Path, number: int) -> None:
+    """The part has measured one thing, and hangs with a child."""
+    script = f"""
+import sys
+from pathlib import Path
+from benchmarks.gpu import check
+from benchmarks.gpu.parts import Part
+text = 'import os, subprocess; print(\\'{{"figure": "a", "ms": 1}}\\', flush=True); subprocess.run(["sleep", "600"])'
+part = Part(name="hangs", arguments=("-c", text), expected_seconds=1, limit_seconds=500)
+check.parts_of = lambda *_, **__: [part]
+sys.exit(check.main(["faults", "--output", {str(tmp_path)!r}]))
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    path = tmp_path / "gpu_check.json"
+    wait_until(
+        lambda: path.exists() and "hangs" in json.loads(path.read_text())["figures"] and "ms" in path.read_text()
+    )
+    wait_until(lambda: len(descendants(process.pid)) == 3)
+    _, part, child = descendants(process.pid)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == (143 if number == signal.SIGTERM else -9)
+    assert json.loads(path.read_text())["figures"] == {"hangs": {"a": {"ms": 1}}}
+    assert (tmp_path / "gpu_check.log").read_text().splitlines()[0] == 'hangs: {"figure": "a", "ms": 1}'
+    if number == signal.SIGTERM:
+        assert out.splitlines()[-2:] == ["hangs: interrupted", "  a: ms 1"]
+        wait_until(lambda: not Path(f"/proc/{child}/cmdline").exists())
+    wait_until(lambda: not Path(f"/proc/{part}/cmdline").exists())
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
 
 
 def test_the_command_on_a_cpu(tmp_path: Path) -> None:
-    command = [str(ROOT / "scripts/gpu_check"), "--device", "cpu", "--output", str(tmp_path)]
+    command = [str(ROOT / "scripts/gpu_check"), "speed", "--device", "cpu", "--output", str(tmp_path)]
     # in a clone without .venv it takes the python3 of the PATH: let that be the one that runs this test
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     run_command = partial(subprocess.run, capture_output=True, text=True, env={**os.environ, "PATH": path})
-    done = run_command([*command, "--only", "ceilings", "qwen3-0.6b"], timeout=120)
+    done = run_command([*command, "--only", "ceilings", "qwen3-0.6b"], timeout=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads((tmp_path / "gpu_check.json").read_text())
     assert {name: part["status"] for name, part in found["parts"].items()} == {"ceilings": "ok", "qwen3-0.6b": "ok"}
     assert {
         "ceilings/bandwidth", "ceilings/matrix_peak", "qwen3-0.6b/start_up", "qwen3-0.6b/decode/1", "qwen3-0.6b/decode/4",
         "qwen3-0.6b/prefill/64", "qwen3-0.6b/throughput", "qwen3-0.6b/idle/1", "qwen3-0.6b/kernels/1",
     } == set(found["table"])  # fmt: skip
     assert {"floor_ms", "share_of_bandwidth"} <= set(found["table"]["qwen3-0.6b/decode/1"])
-    assert json.loads((tmp_path / "gpu_check.json").read_text())["table"] == found["table"]
+    assert "qwen3-0.6b: ok" in done.stdout
     assert "matrix_peak" in (tmp_path / "gpu_check.log").read_text()
     refused = run_command([*command, "--only", "nothing"], timeout=300)
     assert refused.returncode == 2
