@@ -13,6 +13,7 @@ logger = logging.getLogger(__name__)
 
 DRAFT_MODEL = "draft_model"
 MTP = "mtp"
+AUTO = "auto"  # replaced as soon as the checkpoint is known
 # vLLM has a method for each family. All of them are MTP.
 _MTP_NAMES = frozenset(
     f"{family}_mtp"
@@ -66,6 +67,7 @@ class SpeculativeConfig:
     `suffix_decoding_max_tree_depth` tokens together.
     "draft_model" asks a small model with the same vocabulary.
     "mtp" asks a layer of the served model's own checkpoint, which reads the hidden states of the served model.
+    "auto" is "mtp" if the checkpoint has such a layer. Otherwise there are no drafts.
 
     Attributes:
         model: folder, GGUF file or hub id of the draft model.
@@ -74,7 +76,7 @@ class SpeculativeConfig:
         draft_tensor_parallel_size: how many ranks share the draft model. It is computed by the rank that draws tokens.
     """
 
-    method: str = setting("ngram", "How tokens are proposed.", choices=tuple(METHOD_FIELDS))
+    method: str = setting("ngram", "How tokens are proposed.", choices=(*METHOD_FIELDS, AUTO))
     num_speculative_tokens: int = setting(4, "Most tokens to propose in a step.", bounds=(1, 64))
     prompt_lookup_min: int = setting(2, "Smallest n.", bounds=(1, 32))
     prompt_lookup_max: int = setting(4, "Largest n.", bounds=(1, 32))

@@ -1,7 +1,8 @@
 """`with_draft_model`: reads the model that `speculative_config` names, or the served model's own layer for drafts."""
 
 import hashlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,12 @@ from inflight.config.engine import EngineConfig, ModelConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.hidden_inputs import HiddenInputsSpec
 from inflight.config.safetensors_file import find_files, model_name, read_header
-from inflight.config.speculative import DRAFT_MODEL, MTP, SpeculativeConfig
+from inflight.config.speculative import AUTO, DRAFT_MODEL, MTP, SpeculativeConfig
 from inflight.config.whole_prompts import is_causal
 from inflight.errors import ConfigError
 from inflight.tokenizer.source import read_tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 def with_draft_model(
@@ -54,21 +57,41 @@ def with_draft_model(
     return replace(config, model=replace(served, fingerprint=both), draft_model=draft)
 
 
+def with_chosen_method(args: EngineArgs, folder: Path, architecture: ModelArchitecture) -> EngineArgs:
+    """Returns the arguments with a method in place of `auto`: MTP if the checkpoint in `folder` has its layer, otherwise none.
+    Whether its drafts pay is found out for each request while it runs. Logs what was chosen."""
+    given = args.speculative_config
+    if not isinstance(given, Mapping) or given.get("method") != AUTO:
+        return args
+    problem = _mtp_problem(folder, architecture, args.load_format)
+    if problem:
+        logger.info("speculative_config: method=%r makes no drafts, because %s", AUTO, problem)
+        return replace(args, speculative_config=None)
+    logger.info(
+        "speculative_config: method=%r is %r, because the checkpoint has a layer that predicts drafts", AUTO, MTP
+    )
+    return replace(args, speculative_config={**given, "method": MTP})
+
+
+def _mtp_problem(folder: Path, model: ModelArchitecture, load_format: str) -> str:
+    """Why there can be no MTP; "" if there can."""
+    if model.implementation == TRANSFORMERS:
+        return f"{model.name} is computed by transformers' code, without such a layer"
+    if model.mtp is None:
+        return f"{model.name} is a family without such a layer, as far as Inflight knows"
+    if folder.is_file():
+        return f"Inflight reads such layers from safetensors, and {folder} is a GGUF file"
+    return "" if load_format == "dummy" else _missing_mtp(folder, model, model.mtp)
+
+
 def _with_mtp(config: EngineConfig) -> EngineConfig:
     """
     Raises:
         ConfigError: the family has no MTP layer, or the checkpoint does not have its weights.
     """
     served = config.model
-    model, problem = served.architecture, ""
-    if model.implementation == TRANSFORMERS:
-        problem = f"{model.name} is computed by transformers' code, without such a layer"
-    elif model.mtp is None:
-        problem = f"{model.name} is a family without such a layer, as far as Inflight knows"
-    elif served.folder.is_file():
-        problem = f"Inflight reads such layers from safetensors, and {served.folder} is a GGUF file"
-    elif served.load_format != "dummy":
-        problem = _missing_mtp(served.folder, model, model.mtp)
+    model = served.architecture
+    problem = _mtp_problem(served.folder, model, served.load_format)
     if problem:
         raise ConfigError(
             f"speculative_config: method={MTP!r} needs a layer of the checkpoint that predicts drafts, but {problem}; use "

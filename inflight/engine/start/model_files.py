@@ -25,7 +25,7 @@ from inflight.config.resolve_pooler import POOLER_FIELDS, resolve_pooler
 from inflight.config.stored_head import resolve_head
 from inflight.config.unknown_family import describe_model
 from inflight.damaged_files import named_errors
-from inflight.engine.start.draft_model import with_draft_model
+from inflight.engine.start.draft_model import with_chosen_method, with_draft_model
 from inflight.engine.start.generation_defaults import model_eos_token_ids, warn_of_unknown_fields
 from inflight.errors import UnsupportedModelError
 from inflight.hub import read_generation_config, resolve_model_folder
@@ -52,10 +52,12 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
     machine = detect_machine(args.device)
     with named_errors(UnsupportedModelError, folder, "its configuration"):
         mmproj = find_mmproj(folder, args.mmproj, args.revision, language_model_only=args.language_model_only)
+        architecture = _describe(args, folder, mmproj, machine.device)
+        args = with_chosen_method(args, folder, architecture)
         config = resolve(
             args,
             folder=folder,
-            architecture=_describe(args, folder, mmproj, machine.device),
+            architecture=architecture,
             machine=machine,
             timeout_seconds=envs.execute_model_timeout_seconds(),
         )

@@ -12,6 +12,7 @@ from inflight.engine.start.model_files import resolve_config
 from inflight.errors import ConfigError
 from tests.support.fakes_tokenizer import save_folder, trained
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
+from tests.support.mtp_models import write_mtp_model
 
 
 def model(folder: Path, vocab_size: int, change: dict[str, int] | None = None) -> Path:
@@ -75,3 +76,31 @@ def test_a_served_model_that_makes_vectors(tmp_path: Path) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), "architectures": ["LlamaForSequenceClassification"]}))
     with pytest.raises(ConfigError, match="makes vectors or scores"):
         resolve_config(arguments(served, draft))
+
+
+@pytest.mark.parametrize("has_layer", [True, False])
+def test_auto_is_mtp_where_the_checkpoint_has_its_layer(
+    tmp_path: Path, has_layer: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = FAMILY_CONFIGS["qwen3_5"][0]
+    folder = tmp_path / "model"
+    if has_layer:
+        write_mtp_model(config, folder, seed=0)
+    else:
+        write_model(config, folder, seed=0)
+    args = EngineArgs(
+        model=str(folder),
+        device="cpu",
+        max_model_len=64,
+        skip_tokenizer_init=True,
+        speculative_config={"method": "auto"},
+    )
+    with caplog.at_level("INFO", "inflight.engine.start.draft_model"):
+        found = resolve_config(args)
+    assert len(caplog.records) == 1
+    if has_layer:
+        assert found.speculative is not None and found.draft_model is not None
+        assert (found.speculative.method, found.draft_model.architecture.num_layers) == ("mtp", 1)
+    else:
+        assert (found.speculative, found.draft_model) == (None, None)
+        assert "mtp.layers.0" in caplog.text
