@@ -40,7 +40,6 @@ def tokens(folder: Path, tp: int, pp: int, **how: Any) -> tuple[list[list[int]],
         ("qwen3", 2, 2, GraphModelRunner, {"cuda_graph_max_tokens": 4}),
         ("qwen3", 1, 2, ModelRunner, {"max_drafts": 2}),
         ("olmo2", 2, 1, GraphModelRunner, {"cuda_graph_max_tokens": 4}),
-        pytest.param("qwen2_moe", 1, 2, GraphModelRunner, {"enforce_eager": True}, marks=pytest.mark.full_gpu),
         pytest.param("llama", 2, 2, ModelRunner, {"model_impl": "transformers"}, marks=pytest.mark.full_gpu),
     ],
 )
