@@ -19,7 +19,8 @@ from inflight.interface.request import Int32Array
 from inflight.kernels.cpu.call_checks import require
 from inflight.kernels.cpu.functions import DTYPES, AttentionStep, HeadLayout
 from inflight.kernels.cpu.functions import AttentionParams as KernelParams
-from inflight.kernels.cpu.limits import attention_problem, require_attention, require_of_heads
+from inflight.kernels.cpu.head_values import require_of_heads
+from inflight.kernels.cpu.limits import attention_problem, require_attention
 
 CACHE_DTYPES = {**DTYPES, torch.int8: 2}  # the values of `DType` in kernels.h
 SCALE_BYTES = 4  # of a head and a token in int8
@@ -172,7 +173,8 @@ class CpuPagedBackend(AttentionBackend):
             f"that fit the cache, whose block_size is {block_size}"
         )
         require(fit, needed, query, key, value, kv_cache)
-        require_of_heads(num_heads, params.sinks, params.position_bias)
+        if params.sinks is not None or params.position_bias is not None:
+            require_of_heads(num_heads, params.sinks, params.position_bias)
 
 
 def _num_kv_heads(kv_cache: torch.Tensor, value_dim: int | None) -> int:

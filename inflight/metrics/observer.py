@@ -1,14 +1,11 @@
 """`EngineObserver`: the methods that `AsyncLLM` calls while it serves. Metrics, traces and the log implement them."""
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inflight.interface.statistics import FaultStatus, SchedulerStats
 from inflight.outputs import RequestMetrics
 from inflight.sampling_params import SamplingParams
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,40 +53,3 @@ class EngineObserver:
 
     def request_finished(self, request: FinishedRequest) -> None:
         """The last completion of a request has ended."""
-
-
-class Observers(EngineObserver):
-    """Calls several observers. If an observer raises, requests go on. Only the first error of each observer is logged."""
-
-    def __init__(self, observers: Sequence[EngineObserver]) -> None:
-        self._observers = observers
-        self._failed: set[int] = set()  # indices
-
-    def stats_changed(self, stats: SchedulerStats) -> None:
-        self._tell(lambda observer: observer.stats_changed(stats))
-
-    def faults_changed(self, status: FaultStatus) -> None:
-        self._tell(lambda observer: observer.faults_changed(status))
-
-    def engine_ended(self, engine: int) -> None:
-        self._tell(lambda observer: observer.engine_ended(engine))
-
-    def first_token(self, seconds: float) -> None:
-        self._tell(lambda observer: observer.first_token(seconds))
-
-    def tokens_generated(self, count: int, seconds: float | None) -> None:
-        self._tell(lambda observer: observer.tokens_generated(count, seconds))
-
-    def request_finished(self, request: FinishedRequest) -> None:
-        self._tell(lambda observer: observer.request_finished(request))
-
-    def _tell(self, call: Callable[[EngineObserver], None]) -> None:
-        for i, observer in enumerate(self._observers):
-            try:
-                call(observer)
-            except Exception:
-                if i not in self._failed:
-                    self._failed.add(i)
-                    logger.exception(
-                        "%s raised; further errors of this observer are not logged", type(observer).__name__
-                    )

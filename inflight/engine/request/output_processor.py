@@ -20,7 +20,8 @@ from inflight.engine.request.processed import ProcessedRequest
 from inflight.engine.request.request_state import CompletionState, RequestOutputKind, RequestState
 from inflight.errors import ErrorKind, InvalidRequestError
 from inflight.interface.request import EngineCoreOutput, FinishReason
-from inflight.metrics.observer import EngineObserver, Observers
+from inflight.metrics.observer import EngineObserver
+from inflight.metrics.observers import Observers
 from inflight.outputs import RequestOutput
 from inflight.tokenizer.tokenizer import Tokenizer
 

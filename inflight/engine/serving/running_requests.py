@@ -15,7 +15,8 @@ from inflight.engine.request.request_state import RequestOutputKind
 from inflight.engine.serving.admission import Drain
 from inflight.engine.serving.output_stream import OutputQueue
 from inflight.errors import EngineClosedError, EngineDeadError
-from inflight.metrics.observer import EngineObserver, Observers
+from inflight.metrics.observer import EngineObserver
+from inflight.metrics.observers import Observers
 from inflight.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

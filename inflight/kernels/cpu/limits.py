@@ -7,10 +7,8 @@ call_checks.py checks that the tensors of each call fit together.
 import functools
 
 import torch
-from torch import Tensor
 
 from inflight.errors import ConfigError
-from inflight.kernels.cpu.call_checks import require
 from inflight.kernels.cpu.functions import DTYPES
 from inflight.kernels.gated_delta import GatedDeltaShape
 from inflight.kernels.quantized_weight import GROUP_SIZE_MULTIPLE
@@ -44,18 +42,6 @@ def require_attention(
     """Requires that `attention_problem` finds no problem. Each call of the kernel asks, and a layer's sizes never change, so
     sizes without a problem are kept."""
     require_supported(attention_problem(head_dim, value_dim, block_size, dtype, kv_cache_dtype))
-
-
-def require_of_heads(num_heads: int, sinks: Tensor | None, position_bias: Tensor | None) -> None:
-    """Requires that what `AttentionParams` has for each head is as attention.cpp reads it."""
-    if sinks is not None:
-        fit = sinks.shape == (num_heads,) and sinks.dtype == torch.float32 and sinks.is_contiguous()
-        require(fit, f"attention needs a sink in float32 for each of {num_heads} heads", sinks)
-    if position_bias is not None:
-        fit = position_bias.dim() == 2 and len(position_bias) == num_heads and position_bias.shape[1] % 2 == 1
-        fit = fit and position_bias.dtype == torch.float32 and position_bias.is_contiguous()
-        needed = f"attention needs biases in float32 for an odd number of distances, for each of {num_heads} heads"
-        require(fit, needed, position_bias)
 
 
 def attention_problem(

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from inflight.interface.statistics import FaultStatus
-from inflight.metrics.observer import EngineObserver, Observers
+from inflight.metrics.observer import EngineObserver
+from inflight.metrics.observers import Observers
 from tests.unit.metrics.observed import finished, stats
 
 STATUS = FaultStatus(state="healthy")
