@@ -19,7 +19,7 @@ from inflight.weight_cache.folder import CacheFolder, UnusableFolderError
 from inflight.weight_cache.huge_pages import use_huge_pages
 from inflight.weight_cache.identity import ModelFiles, key_of, look_at
 from inflight.weight_cache.loading import Fill, Loading, MappedLoading, NotedLoading
-from inflight.weight_cache.packed_file import PackedFileError, open_packed
+from inflight.weight_cache.packed_file import PackedFileError, has_codec, open_packed
 from inflight.weight_cache.place import cache_path
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class WeightCache:
 def _find_entry(
     model_config: ModelConfig, paths: list[Path], kernels: KernelLibrary, ranks: tuple[int, ...], stage: PipelineStage
 ) -> _Entry | None:
-    if not paths or (path := cache_path()) is None:
+    if not paths or not has_codec() or (path := cache_path()) is None:
         return None
     folder = CacheFolder(path)
     try:

@@ -12,10 +12,10 @@ import shutil
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
 
-import msgspec
 import torch
-from msgspec import Struct
 from torch import Tensor
 
 from inflight.weight_cache.folder import INDEX, PARTIAL, WEIGHTS, CacheFolder
@@ -29,11 +29,17 @@ _DIGEST_BYTES = 32
 _SPARE_SHARE = 0.05  # of a disk: so much stays free
 
 
+def has_codec() -> bool:
+    """Whether the package is there that writes and reads the index. An engine in this process can do without it."""
+    return find_spec("msgspec") is not None
+
+
 class PackedFileError(Exception):
     """An entry cannot be used; the message says why."""
 
 
-class StoredTensor(Struct, frozen=True, array_like=True):
+@dataclass(frozen=True)
+class StoredTensor:
     """Where a tensor is: its first byte, its dtype as torch names it, and its shape."""
 
     offset: int
@@ -41,7 +47,8 @@ class StoredTensor(Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
 
 
-class StoredProduct(Struct, frozen=True, array_like=True):
+@dataclass(frozen=True)
+class StoredProduct:
     """A `PackedLinear`. `fields`: those of its `LinearWeight` that are numbers, in their order."""
 
     packed: StoredTensor
@@ -51,7 +58,8 @@ class StoredProduct(Struct, frozen=True, array_like=True):
     table: tuple[int, ...]
 
 
-class StoredUnit(Struct, frozen=True, array_like=True):
+@dataclass(frozen=True)
+class StoredUnit:
     """A unit of the model (`CausalLM.load_units`): the parameters that it keeps, as they were filled, and what its linear
     method has made of its weights, call by call. Several products of one call are the heads of `prepare_heads`."""
 
@@ -60,7 +68,8 @@ class StoredUnit(Struct, frozen=True, array_like=True):
     calls: tuple[tuple[StoredProduct, ...], ...]
 
 
-class Index(Struct, frozen=True, array_like=True):
+@dataclass(frozen=True)
+class Index:
     """`samples`: CRC-32 of the places of `sample_places`. `notes`: what the loader has to say about the weights."""
 
     weights: FileIdentity
@@ -106,6 +115,8 @@ def write_packed(
     disk = shutil.disk_usage(folder.path)
     if num_bytes > disk.free - _SPARE_SHARE * disk.total:
         raise PackedFileError(f"it needs {num_bytes / 1e9:.1f} GB, and {disk.free / 1e9:.1f} GB of the disk are free")
+    import msgspec  # optional at run time: `has_codec`
+
     with folder.partial(key) as opened:
         if opened is None or not _write(opened, layout, num_bytes, is_stopped):
             return False
@@ -225,6 +236,8 @@ def open_packed(folder: CacheFolder, key: str) -> PackedFile | None:
 
 
 def _read_index(stored: bytes) -> Index:
+    import msgspec  # optional at run time: `has_codec`
+
     content, digest = stored[:-_DIGEST_BYTES], stored[-_DIGEST_BYTES:]
     if hashlib.sha256(content).digest() != digest:
         raise PackedFileError("its index is damaged")

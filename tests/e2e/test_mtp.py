@@ -24,6 +24,7 @@ from tests.support.drafts import verify_all_drafts
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 from tests.support.mtp_models import MtpTruth, write_mtp_model
 
+FEW_BYTES = {"qwen3_5": 720_000, "deepseek_v3": 3 << 17}  # too few blocks for all prompts at once
 ARGUMENTS: dict[str, Any] = {
     "skip_tokenizer_init": True,
     "dtype": "float32",
@@ -117,7 +118,7 @@ def test_drafts_have_the_logits_of_transformers(family: str, number: int, tmp_pa
         {"tensor_parallel_size": 2},
         {"pipeline_parallel_size": 2, "pipeline_stagger": 2},
         {"async_scheduling": False, "enable_chunked_prefill": True, "max_num_batched_tokens": 33, "max_num_seqs": 4},
-        {"kv_cache_memory_bytes": 1 << 19},
+        {"kv_cache_memory_bytes": 0},  # FEW_BYTES
     ],
     ids=["plain", "tp2", "pp2", "chunks", "preempted"],
 )
@@ -125,6 +126,8 @@ def test_tokens_are_the_same_and_drafts_are_right(
     folders: dict[str, Path], plain: dict[tuple[str, float], list[list[int]]], name: str, more: dict[str, Any]
 ) -> None:
     """Nearly all drafts are right if the layer has the keys of all tokens, whichever step has computed them."""
+    if "kv_cache_memory_bytes" in more:
+        more = {"kv_cache_memory_bytes": FEW_BYTES[name]}
     with verify_all_drafts():
         llm = LLM(str(folders[name]), **{**ARGUMENTS, **more}, speculative_config=MTP)
     with llm:

@@ -134,6 +134,8 @@ def test_no_route_but_health_is_reached_without_a_key() -> None:
                     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {KEY}"}):
                         answer = await client.request(method, path, headers=headers)
                         assert (answer.status_code == 401) == (path not in PROBES), (method, path)
+                    if path == "/v1/engine/live":  # goes on until the client goes
+                        continue
                     answer = await client.request(method, path, headers={"Authorization": f"Bearer {KEY}"})
                     assert answer.status_code != 401, (method, path)
 

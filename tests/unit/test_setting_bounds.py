@@ -55,6 +55,7 @@ BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
         "block_size": (1, 4096),
         "kv_cache_memory_bytes": (1, 2**60),
         "gpu_memory_utilization": (0, 1),
+        "weight_cache_gb": (0, M),
         "state_checkpoint_tokens": (1, M),
         "reasoning_budget": (-1, 2**31 - 1),
         "kv_offloading_size": (0, M),
@@ -104,7 +105,7 @@ BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
 # the lower bound itself is refused
 EXCLUDED = {
     *("timeout_seconds", "gpu_memory_utilization", "kv_offloading_size", "engine_recovery_timeout_sec"),
-    "suffix_decoding_max_spec_factor",
+    *("suffix_decoding_max_spec_factor", "weight_cache_gb"),
 }
 
 

@@ -101,6 +101,12 @@ class FakeAccelerator(FakeDevice, Accelerator):
     def pinned(self, num_elements: int, dtype: torch.dtype) -> Tensor:
         raise NotImplementedError
 
+    def pinned_pages(self, num_bytes: int) -> Tensor:
+        raise NotImplementedError
+
+    def enter_thread(self) -> None:
+        pass
+
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         raise NotImplementedError
 

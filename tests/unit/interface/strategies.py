@@ -28,9 +28,11 @@ from inflight.config.vision import (
     Idefics3VisionSpec,
     Qwen3VisionSpec,
     Qwen25VisionSpec,
+    TransformersVisionSpec,
     VisionSpec,
 )
 from inflight.errors import ErrorKind
+from inflight.interface.engine_view import EndRequests, EngineView, Watch
 from inflight.interface.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 from inflight.interface.messages import (
     AskActivity,
@@ -311,6 +313,9 @@ TOWERS: tuple[VisionSpec, ...] = (
         num_positions=9,
         eps=1e-6,
     ),
+    TransformersVisionSpec(
+        image_token_id=7, out_size=8, hidden_size=4, num_layers=2, num_heads=2, mlp_size=6, config_json="{}"
+    ),
 )
 
 
@@ -324,6 +329,18 @@ def config_with(*mixers: MixerSpec, vision: VisionSpec | None = None) -> EngineC
 
 
 MESSAGES: dict[type, st.SearchStrategy[Any]] = {
+    Watch: st.builds(Watch, is_wanted=st.booleans()),
+    EndRequests: st.builds(EndRequests, request_ids=st.lists(texts, max_size=3).map(tuple)),
+    EngineView: st.builds(
+        EngineView,
+        step_id=ids,
+        num_ranks=ids,
+        request_ids=st.lists(texts, max_size=3).map(tuple),
+        requests=arrays("int32", 2),
+        blocks=st.binary(max_size=6),
+        phases=st.lists(texts, max_size=3).map(tuple),
+        spans=arrays("int64", 2),
+    ),
     ExecuteModel: st.builds(ExecuteModel, epoch=ids, scheduler_output=plans),
     ProvideGrammarOutput: st.builds(ProvideGrammarOutput, epoch=ids, step_id=ids, grammar_output=grammar_outputs),
     RpcCall: st.builds(

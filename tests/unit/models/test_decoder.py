@@ -72,7 +72,7 @@ def test_selected_rows_and_selected_layers(family: str, index: int, tmp_path: Pa
 
 def test_parts_for_images_are_left_unread_also_in_a_checkpoint_of_the_decoder_alone() -> None:
     """Its names lack the prefix "model."."""
-    decoder: Any = SimpleNamespace(unread=("model.visual.", "mtp."))
+    decoder: Any = SimpleNamespace(unread=("model.visual.", "mtp."), tower=None)
     names = "model.visual.a", "visual.a", "mtp.a", "model.layers.0.a", "layers.0.visual.a"
     found = [name for name in names if DecoderForCausalLM.leaves_unread(decoder, name)]
     assert found == ["model.visual.a", "visual.a", "mtp.a"]

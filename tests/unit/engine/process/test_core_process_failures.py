@@ -97,7 +97,7 @@ def test_a_failure_that_names_no_request_ends_all_that_are_there() -> None:
     core: Any = SimpleNamespace(
         abort_requests=aborted.append, take_stats=lambda: stats(1), cached_names=None, block_events=None
     )
-    server._core = core
+    server._core, server._executor = core, SimpleNamespace()  # type: ignore[assignment]  # nobody watches
     for error in (step_error, EngineError("none can be scheduled")):
         server._owners = dict.fromkeys("abc", link)
         server._fail_step(error)
@@ -130,7 +130,7 @@ def test_nothing_of_a_front_end_that_is_gone_stays() -> None:
     link = FrontEndLink(0, BlockingStream(ours))
     server = CoreServer(tell_nobody, [link])
     core: Any = SimpleNamespace(abort_requests=lambda _: None)
-    server._core = core
+    server._core, server._executor = core, SimpleNamespace()  # type: ignore[assignment]  # nobody watches
     server._take((link, None))
     thread = link.outbox._thread
     thread.join(300.0)

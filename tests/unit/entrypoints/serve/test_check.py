@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from inflight import hub
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.serve import check
 from inflight.entrypoints.serve.check import model_problems, server_problems
@@ -161,7 +162,7 @@ def test_weights_of_a_hub_id_may_be_missing_if_the_hub_has_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch, can_download: bool
 ) -> None:
     (folder / "model.safetensors").unlink()
-    monkeypatch.setattr(check, "resolve_tokenizer_folder", lambda *_: folder)
+    monkeypatch.setattr(hub, "resolve_tokenizer_folder", lambda *_: folder)
     monkeypatch.setattr(check, "can_download", lambda *_: can_download)
     found = model_problems(EngineArgs(model="org/name", skip_tokenizer_init=True, device="cpu"))
     assert ["the hub cannot be reached" in problem for problem in found] == ([] if can_download else [True])
@@ -224,8 +225,8 @@ def test_a_hub_id_downloads_no_weights(folder: Path, monkeypatch: pytest.MonkeyP
         asked.append(("all files", *arguments))
         return folder
 
-    monkeypatch.setattr(check, "resolve_tokenizer_folder", resolve_tokenizer_folder)
-    monkeypatch.setattr(check, "resolve_model_folder", resolve_model_folder)
+    monkeypatch.setattr(hub, "resolve_tokenizer_folder", resolve_tokenizer_folder)
+    monkeypatch.setattr(hub, "resolve_model_folder", resolve_model_folder)
     monkeypatch.setattr(check, "can_download", lambda *_: True)
     (folder / "model.safetensors").unlink()
     args: dict[str, Any] = {"skip_tokenizer_init": True, "device": "cpu", "revision": "r"}

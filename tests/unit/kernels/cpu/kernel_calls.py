@@ -26,11 +26,16 @@ import torch
 from torch import Tensor
 
 from inflight.config.architecture import GELU, GELU_TANH, RELU, SIGMOID, SILU
+from inflight.config.experts import MoeSpec, RouterSpec
 from inflight.distributed.shared_collectives import PIECE_BYTES, SharedCollectives
 from inflight.errors import ConfigError
 from inflight.kernels.cpu import library
-from inflight.kernels.cpu.functions import DTYPES, SIGNATURES
+from inflight.kernels.cpu.expert_exchange import exchange_experts
+from inflight.kernels.cpu.experts import CpuExperts
+from inflight.kernels.cpu.functions import DTYPES, SIGNATURES, ExpertExchange
 from inflight.kernels.cpu.layer_ops import CpuLayerOps
+from inflight.kernels.cpu.linear import PackedLinear
+from inflight.kernels.cpu.packing import pack_float
 from inflight.kernels.cpu.recording import KernelLibrary
 from inflight.kernels.cpu.tape import Recorder
 from inflight.kernels.encoder_ops import activate, layer_norm
@@ -42,7 +47,8 @@ from tests.unit.kernels.cpu.linear_calls import experts, integers, linear
 
 
 def calls(kernels: Kernels) -> Iterator[Call]:
-    for part in (attention, recurrent, linear, integers, experts, between_products, token_masks, collectives, tape):
+    products = linear, integers, experts, exchanged_experts
+    for part in (attention, recurrent, *products, between_products, token_masks, collectives, tape):
         yield from part(kernels)
 
 
@@ -139,6 +145,56 @@ def collectives(kernels: Kernels) -> Iterator[Call]:
         SharedCollectives(kernels.library, bytearray(num_bytes), [-1] * 2, [0, 1], 0, 1.0)  # type: ignore[arg-type]
 
     yield Call("memory of ranks that is too small", partial(lone, num_bytes - 1), False)
+
+
+def exchanged_experts(kernels: Kernels) -> Iterator[Call]:
+    memory, size, num_experts, top_k = kernels.memory, 20, 5, 2
+    spec = MoeSpec(num_experts=num_experts, size=size, router=RouterSpec(top_k=top_k))
+
+    def exchange(num_bytes: int, dtype: torch.dtype, num_rows: int) -> None:
+        """Two ranks, which are threads and have two and three experts; two rows are exchanged at once."""
+        shared: Any = memory.zeros(num_bytes, dtype=torch.uint8).numpy()
+        places = memory.zeros(5 * 4096, dtype=torch.uint8)
+        hidden, logits = memory.normal(num_rows, size, dtype=dtype), memory.normal(num_rows, num_experts)
+        packed = [[pack(kernels, dtype, size, gate) for _ in range(num_experts)] for gate in (SILU, None)]
+
+        def compute(rank: int) -> None:
+            kernels.library.recording.recorder = CALLED
+            group = SharedCollectives(kernels.library, shared, [os.pidfd_open(os.getpid())] * 2, [0, 1], rank, 60.0)
+            held = [[each if (index < 2) == (rank == 0) else None for index, each in enumerate(row)] for row in packed]
+            layer = CpuExperts(kernels.library, spec, held[0], held[1], dtype, num_shared=0)
+            of_rank = ExpertExchange(
+                group=group.pointer,
+                memory=places.data_ptr(),
+                chunk_rows=2,
+                results_at=4096,
+                sums_at=2 * 4096,
+                choices_at=3 * 4096,
+                inputs_at=4 * 4096,
+                num_replicas=1,
+                replica=0,
+                tp_size=2,
+                tp_rank=rank,
+            )
+            exchange_experts(kernels.library, layer, of_rank, group.run, hidden, layer.choose(logits))
+            barrier.wait()
+            kernels.library.inflight_leave_group(group.pointer)
+
+        barrier = threading.Barrier(2)
+        other = threading.Thread(target=compute, args=(0,))
+        other.start()
+        compute(1)
+        other.join()
+
+    num_bytes: int = kernels.library.inflight_group_memory_bytes(2, PIECE_BYTES)
+    for dtype in FLOATS:
+        for num_rows in (1, 5):
+            yield Call(f"exchange of {num_rows} rows, {dtype}", partial(exchange, num_bytes, dtype, num_rows))
+
+
+def pack(kernels: Kernels, dtype: torch.dtype, size: int, gate: str | None) -> PackedLinear:
+    weight = kernels.memory.normal(2 * size if gate else size, size, dtype=dtype)
+    return pack_float(kernels.library, kernels.memory, [weight], None, gate=gate)  # type: ignore[arg-type]  # for HugePages
 
 
 def tape(kernels: Kernels) -> Iterator[Call]:

@@ -154,7 +154,7 @@ def test_one_rank_tells_of_unknown_overrides(
     [
         (FALLBACK_CONFIGS["gpt_oss"][0], (), ("norm",)),
         (
-            Ernie4_5_MoeConfig(**SIZES, moe_intermediate_size=32, moe_num_experts=4, tie_word_embeddings=True),
+            Ernie4_5_MoeConfig(**SIZES, moe_intermediate_size=32, moe_num_experts=4, moe_k=2, tie_word_embeddings=True),
             ("gate.weight", "moe_statics"),
             (),
         ),
