@@ -33,7 +33,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "meta-llama-Llama-3.3-70B-Instruct",
         "llama3",
     ),
-    "Mistral, Mistral Small 3 (text)": (
+    "Mistral, Mistral Small 3": (
         "mistralai-Mistral-Nemo-Instruct-2407",
         "Mistral-Small-3.2-24B-Instruct-2506",
         "unsloth-mistral-Devstral-Small-2507",
@@ -41,7 +41,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "mistral_v2v3",
         "mistral_v7_tekken",
     ),
-    "Ministral 3 (text)": ("mistralai-Ministral-3-14B-Reasoning-2512",),
+    "Ministral 3": ("mistralai-Ministral-3-14B-Reasoning-2512",),
     "Qwen2, 2.5": ("Qwen-Qwen2.5-7B-Instruct", "qwen_25", "Qwen-QwQ-32B"),
     "Qwen3": ("Qwen-Qwen3-0.6B", "Qwen3-Coder", "qwen3"),
     "Qwen3.5 (text)": ("Qwen3.5-4B", "qwen3_5"),
@@ -54,6 +54,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "OLMo 2": ("chatml",),  # near: its own has other tags
     "OLMo 3": ("chatml",),  # near: its own also lists tools
     "Granite 3 (dense)": ("ibm-granite-granite-3.3-2B-Instruct",),
+    "Granite 4 without Mamba layers (350M, 1B, micro)": ("ibm-granite-granite-3.3-2B-Instruct",),
     "SmolLM3": ("HuggingFaceTB-SmolLM3-3B",),
     "GLM-4 (2024)": (),
     "GLM-4-0414": (),
@@ -78,7 +79,6 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "ERNIE 4.5 with experts": (),
     "Hunyuan with experts": (),
     "Phi-3.5-MoE": (),
-    "Granite 4 without Mamba layers (350M, 1B, micro)": ("ibm-granite-granite-3.3-2B-Instruct",),
     "Granite 3 (with experts)": ("ibm-granite-granite-3.3-2B-Instruct",),
 }
 
