@@ -3,11 +3,11 @@
     python -m benchmarks.kv_tiers [--model qwen3-0.6b] [--prompt-len 4096] [--rounds 5] [--only first-token,steps]
     python -m benchmarks.kv_tiers --quick
 
-first-token   the first token of a prompt from the slab, from files, from Redis and, after a restart, from files, against
+first-token   the first token of a prompt from the host pool, from files, from Redis and, after a restart, from files, against
               computing it; the bytes loaded if most of a prompt is in the arena
-bandwidth     slab to arena against memcpy, files against O_DIRECT reads, Redis against bare recv_into
-steps         steps while blocks are saved and loaded, and throughput if no block is used again, against an engine without slab
-slow-tier     the first token with tiers of several speeds, against the faster of waiting and computing
+bandwidth     host pool to arena against memcpy, files against O_DIRECT reads, Redis against bare recv_into
+steps         steps while blocks are saved and loaded, and throughput if no block is used again, against an engine without
+host pool slow-tier     the first token with tiers of several speeds, against the faster of waiting and computing
 chats         hits of chats that need four times the arena, against a cache without bound
 agents        sessions of 30 turns that need four times the arena: what a turn computes again, and its first token
 

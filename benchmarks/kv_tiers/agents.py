@@ -94,8 +94,11 @@ def _real(setting: Setting, own: Setting, name: str, num_turns: int) -> list[Row
         own.block_bytes = config.block_bytes * (len(config.groups) - num_states)
     agents = Agents(own, num_turns, SHORT)
     arena, length = agents.total_tokens // TIMES_THE_ARENA, agents.length + 1
-    slab = (4 if num_states else 2) * agents.total_tokens
-    with own.engine(slab, max_model_len=length) as unbounded, own.engine(arena, slab, max_model_len=length) as engine:
+    host_pool = (4 if num_states else 2) * agents.total_tokens
+    with (
+        own.engine(host_pool, max_model_len=length) as unbounded,
+        own.engine(arena, host_pool, max_model_len=length) as engine,
+    ):
         agents.run(unbounded)  # what is made at first use
         unbounded.core.reset_prefix_cache()
         all_there, truth = agents.run(unbounded)

@@ -57,13 +57,13 @@ def rows(setting: Setting) -> list[Row]:
 def _transfers(setting: Setting, tiers: Sequence[Tier]) -> Iterator[tuple[RankTransfers, int]]:
     """The transfers of a rank, and how many blocks they have."""
     count = setting.prompt_len // BLOCK_SIZE
-    arena, slab = (torch.ones((count, setting.block_bytes), dtype=torch.uint8) for _ in range(2))
+    arena, host_pool = (torch.ones((count, setting.block_bytes), dtype=torch.uint8) for _ in range(2))
     stack = None
     if tiers:
         stack = TierStack(
             resolve_kv_tiers(tiers), root=bytes(32), shard="one", num_shards=1, payload_bytes=setting.block_bytes
         )
-    transfers = RankTransfers(HostBlockCopies(arena, slab), stack)
+    transfers = RankTransfers(HostBlockCopies(arena, host_pool), stack)
     try:
         yield transfers, count
     finally:
@@ -95,7 +95,7 @@ def _memory(setting: Setting) -> Row:
         def load() -> None:
             assert transfers.load(numbers, numbers, None).result()
 
-        return _in_turns(setting, "slab to arena / memcpy", target.nbytes, load, lambda: np.copyto(target, source))
+        return _in_turns(setting, "host pool to arena / memcpy", target.nbytes, load, lambda: np.copyto(target, source))
 
 
 def _fetch_all(transfers: RankTransfers, keys: Sequence[bytes]) -> None:

@@ -48,7 +48,7 @@ class Chats:
 
 def rows(setting: Setting, *, is_quick: bool) -> list[Row]:
     chats = Chats(setting, 12, 4, 32 if is_quick else 96)
-    arena, slab, max_model_len = chats.total_tokens // TIMES_THE_ARENA, 2 * chats.total_tokens, chats.length + 1
+    arena, host_pool, max_model_len = chats.total_tokens // TIMES_THE_ARENA, 2 * chats.total_tokens, chats.length + 1
     every, half = range(chats.num_turns), chats.num_turns // 2
     truth = chats.begin()
     with setting.engine(2 * chats.total_tokens, max_model_len=max_model_len) as unbounded:
@@ -56,8 +56,8 @@ def rows(setting: Setting, *, is_quick: bool) -> list[Row]:
     with setting.engine(arena, max_model_len=max_model_len) as plain:
         without = chats.run(plain, chats.begin(), every)
     said = chats.begin()
-    with setting.engine(arena, slab, max_model_len=max_model_len) as engine:
-        with_slab = chats.run(engine, said, every)
+    with setting.engine(arena, host_pool, max_model_len=max_model_len) as engine:
+        with_host_pool = chats.run(engine, said, every)
     _compare(setting, truth, said)
     said = chats.begin()
     tier = {"type": "fs", "path": str(setting.folder / "chats"), "timeout_seconds": 10}
@@ -67,12 +67,17 @@ def rows(setting: Setting, *, is_quick: bool) -> list[Row]:
         after_restart = chats.run(engine, said, every[half:])
     _compare(setting, truth, said)
     tell(
-        "chats", tokens=chats.total_tokens, unbounded=hits, small_arena=without, slab=with_slab, restarted=after_restart
+        "chats",
+        tokens=chats.total_tokens,
+        unbounded=hits,
+        small_arena=without,
+        host_pool=with_host_pool,
+        restarted=after_restart,
     )
     what = f"chats of {chats.total_tokens:,} tokens, {TIMES_THE_ARENA} x the arena: hits / an unbounded cache's"
     return [
-        Row(f"{what}, without a slab", [without / sum(hits)]),
-        Row(f"{what}, slab", [with_slab / sum(hits)], BAR, False),
+        Row(f"{what}, without a host pool", [without / sum(hits)]),
+        Row(f"{what}, host pool", [with_host_pool / sum(hits)], BAR, False),
         Row(f"{what}, fs after a restart", [after_restart / sum(hits[half:])], BAR, False),
     ]
 

@@ -1,4 +1,4 @@
-"""The first token of a prompt whose blocks are in the slab, in files, or in Redis, against computing it."""
+"""The first token of a prompt whose blocks are in the host pool, in files, or in Redis, against computing it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from benchmarks.kv_tiers.setting import (
 )
 from inflight.entrypoints.llm_engine import LLMEngine
 
-SIZE = 4  # arenas and slabs of an engine with a slab have room for so many prompts
-BARS = {"slab": 0.05, "fs": 0.10, "redis": 0.15, "fs, restarted": 0.15}
+SIZE = 4  # arenas and host pools of an engine with a host pool have room for so many prompts
+BARS = {"host pool": 0.05, "fs": 0.10, "redis": 0.15, "fs, restarted": 0.15}
 
 
 @dataclass
@@ -59,7 +59,7 @@ class _Ratios:
 def rows(setting: Setting) -> list[Row]:
     length = setting.prompt_len
     with setting.engine(length + 16, max_model_len=length + 1) as plain:
-        found = _slab(setting, plain)
+        found = _host_pool(setting, plain)
         found += _fs(setting, plain)
         if reason := why_no_redis():
             return [*found, Row(f"first token of {length} tokens, redis / computed", bar=BARS["redis"], note=reason)]
@@ -68,7 +68,7 @@ def rows(setting: Setting) -> list[Row]:
             return found + _from_tier(setting, plain, "redis", tier, server.forget_all)[0]
 
 
-def _slab(setting: Setting, plain: LLMEngine) -> list[Row]:
+def _host_pool(setting: Setting, plain: LLMEngine) -> list[Row]:
     found, speeds = _Ratios(), []
     tokens = SIZE * setting.prompt_len
     with setting.engine(tokens, tokens, max_model_len=setting.prompt_len + 1) as engine:
@@ -77,25 +77,25 @@ def _slab(setting: Setting, plain: LLMEngine) -> list[Row]:
             generate(engine, [prompt], 1)
             drain(engine)
             forget_arena(engine)
-            found.add(setting, "slab", plain, engine, prompt)
+            found.add(setting, "host pool", plain, engine, prompt)
         arrays = [np.ones((setting.prompt_len // BLOCK_SIZE, setting.block_bytes), np.uint8) for _ in range(2)]
         for _ in range(setting.rounds):
             forget_arena(engine)
             first_token(engine, prompt)
             counts = drain(engine)
             speed, bare = counts.load_bytes / counts.load_seconds, copy_speed(*arrays)
-            tell("slab to arena in the engine", bytes_per_s=speed, memcpy_bytes_per_s=bare)
+            tell("host pool to arena in the engine", bytes_per_s=speed, memcpy_bytes_per_s=bare)
             speeds.append(speed / bare)
         blocks = _blocks_loaded(setting, engine)
     return [
-        found.row(setting, "slab"),
-        Row("bandwidth in the engine, slab to arena / memcpy", speeds, 0.7, False),
+        found.row(setting, "host pool"),
+        Row("bandwidth in the engine, host pool to arena / memcpy", speeds, 0.7, False),
         blocks,
     ]
 
 
 def _blocks_loaded(setting: Setting, engine: LLMEngine) -> Row:
-    """Of a prompt of 775 tokens with 704 in the arena, the slab has to bring 4 blocks: 64 tokens."""
+    """Of a prompt of 775 tokens with 704 in the arena, the host pool has to bring 4 blocks: 64 tokens."""
     total, local = (775, 704) if setting.prompt_len >= 775 else (327, 256)
     prompt = setting.draw(total)
     generate(engine, [prompt], 1)

@@ -85,23 +85,23 @@ class Setting:
         return [self._rng.randrange(3, self._num_token_ids) for _ in range(count)]
 
     def num_bytes(self, num_tokens: int) -> int:
-        """The size of an arena or a slab for so many tokens, with some blocks more."""
+        """The size of an arena or a host pool for so many tokens, with some blocks more."""
         return self.block_bytes * (num_tokens // BLOCK_SIZE + 24)
 
     @contextmanager
     def engine(
         self,
         arena_tokens: int,
-        slab_tokens: int = 0,
+        host_pool_tokens: int = 0,
         tiers: Sequence[Tier] = (),
         *,
         max_model_len: int,
         max_num_seqs: int = 8,
     ) -> Iterator[LLMEngine]:
-        """An engine with an arena of this size; 0 `slab_tokens`: without a slab."""
+        """An engine with an arena of this size; 0 `host_pool_tokens`: without a host pool."""
         args: dict[str, Any] = {}  # Any: values of EngineArgs
-        if slab_tokens:
-            args["kv_offloading_size"] = self.num_bytes(slab_tokens) / 2**30
+        if host_pool_tokens:
+            args["kv_offloading_size"] = self.num_bytes(host_pool_tokens) / 2**30
             args["kv_transfer_config"] = {
                 "kv_connector": "OffloadingConnector",
                 "kv_connector_extra_config": {"secondary_tiers": list(tiers)},
@@ -157,13 +157,13 @@ def drain(engine: LLMEngine) -> TransferCounts:
 
 
 def forget_arena(engine: LLMEngine) -> None:
-    """Empty the prefix cache. The slab and the tiers keep what they have."""
+    """Empty the prefix cache. The host pool and the tiers keep what they have."""
     engine.core.reset_prefix_cache()
 
 
 def forget_near(engine: LLMEngine) -> None:
-    """Empty the prefix cache and the slab. The tiers keep what they have."""
-    engine.core.scheduler.reset_prefix_cache(reset_slab=True)
+    """Empty the prefix cache and the host pool. The tiers keep what they have."""
+    engine.core.scheduler.reset_prefix_cache(reset_host_pool=True)
 
 
 def tell(case: str, **fields: Any) -> None:  # Any: JSON

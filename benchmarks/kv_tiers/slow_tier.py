@@ -1,6 +1,6 @@
 """A tier of a chosen speed: a request must not wait much longer than the faster of fetching and computing takes.
 
-The time of fetching is the sum of the tier's sleeps (`num_waits` one after another) and of the first token from the slab.
+The time of fetching is the sum of the tier's sleeps (`num_waits` one after another) and of the first token from the host pool.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def rows(setting: Setting) -> list[Row]:
             forget_arena(engine)
             near.append(first_token(engine, prompt)[0])
             drain(engine)
-        from_slab = statistics.median(near)
+        from_host_pool = statistics.median(near)
         for slowness in SLOWNESS:
             ratios = []
             for index, (prompt, truth) in enumerate(zip(prompts, truths, strict=True)):
@@ -57,7 +57,7 @@ def rows(setting: Setting) -> list[Row]:
                 SleepingTier.seconds = 0.0
                 drain(engine)
                 setting.compare(truth, output)
-                better = min(computed, slowness * computed + from_slab)
+                better = min(computed, slowness * computed + from_host_pool)
                 tell(
                     "slow tier", slowness=slowness, round=index, computed_s=computed, better_s=better, seconds=seconds,
                     cached=output.num_cached_tokens,

@@ -1,7 +1,8 @@
 """Steps while blocks are saved and loaded, against the same steps of an engine that has everything in its arena, in turns.
 
 Streams decode, so that their new blocks are saved all the time. Now and then a request comes whose prompt was computed before:
-with a slab its blocks are loaded, and without one they are in the arena. Both ways run the same requests in the same order.
+with a host pool its blocks are loaded, and without one they are in the arena. Both ways run the same requests in the same
+order.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ DEVICE_BLOCK_SECONDS = 1_835_008 / 20e9
 class MockCopies(BlockCopies):
     """Copies of a device: they only take about the time that a device needs, move no bytes, and leave the processor alone."""
 
-    slab = np.zeros((0, 0), np.uint8)
+    host_pool = np.zeros((0, 0), np.uint8)
 
     def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         time.sleep(len(blocks) * DEVICE_BLOCK_SECONDS)
@@ -50,7 +51,7 @@ class MockCopies(BlockCopies):
 
 
 class MockTransfersWorker(MockTokensWorker):
-    """A worker with a slab that has no memory: only the numbers of its slots exist."""
+    """A worker with a host pool that has no memory: only the numbers of its slots exist."""
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         self._transfers = RankTransfers(MockCopies(), None)
@@ -81,14 +82,14 @@ class _Load:
         self._num_tokens, self._period = num_tokens, period
         self.arena_tokens = num_streams * (4 * BLOCK_SIZE + num_tokens) + 2 * len(self._returning) * returning_len
 
-    def run(self, engine: LLMEngine, *, has_slab: bool) -> float:
+    def run(self, engine: LLMEngine, *, has_host_pool: bool) -> float:
         """Seconds a step, from the first step in which all streams run to the first end of a stream."""
         core = engine.core
-        core.reset_prefix_cache(reset_connector=has_slab)
+        core.reset_prefix_cache(reset_connector=has_host_pool)
         for prompt in self._returning:
             generate(engine, [prompt], 1)
         drain(engine)
-        if has_slab:
+        if has_host_pool:
             forget_arena(engine)
         for index, prompt in enumerate(self._streams):
             _add(core, f"stream {index}", prompt, self._num_tokens)
@@ -108,7 +109,7 @@ class _Load:
             core.step()
         counts = drain(engine)
         tell(
-            "steps", streams=len(self._streams), slab=has_slab, ms_a_step=1e3 * seconds / steps, steps=steps,
+            "steps", streams=len(self._streams), host_pool=has_host_pool, ms_a_step=1e3 * seconds / steps, steps=steps,
             returned=len(self._returning) - len(left), loaded_blocks=counts.num_loaded_blocks,
             saved_blocks=counts.num_saved_blocks, skipped_saves=counts.num_skipped_saves, late=counts.num_late,
         )  # fmt: skip
@@ -129,7 +130,9 @@ def _compare(setting: Setting, what: str, bar: float, load: _Load, engines: Sequ
     ratios = []
     for index in range(setting.rounds + 1):
         sides = (False, True) if index % 2 else (True, False)
-        seconds = {has_slab: load.run(engines[has_slab], has_slab=has_slab) for has_slab in sides}
+        seconds = {
+            has_host_pool: load.run(engines[has_host_pool], has_host_pool=has_host_pool) for has_host_pool in sides
+        }
         if index:
             ratios.append(seconds[True] / seconds[False])
     return Row(what, ratios, bar)
@@ -137,14 +140,19 @@ def _compare(setting: Setting, what: str, bar: float, load: _Load, engines: Sequ
 
 def _mock(setting: Setting, is_quick: bool) -> Row:
     load = _Load(setting, MOCK_STREAMS, 60 if is_quick else MOCK_TOKENS, 480, 8)
-    with mock_engine(setting, 0) as plain, mock_engine(setting, 2**24) as slab:
-        what = f"step while blocks are saved and loaded / without a slab, {MOCK_STREAMS} streams, mock device of 5 ms"
-        return _compare(setting, what, MOCK_BAR, load, (plain, slab))
+    with mock_engine(setting, 0) as plain, mock_engine(setting, 2**24) as host_pool:
+        what = (
+            f"step while blocks are saved and loaded / without a host pool, {MOCK_STREAMS} streams, mock device of 5 ms"
+        )
+        return _compare(setting, what, MOCK_BAR, load, (plain, host_pool))
 
 
 @contextmanager
-def mock_engine(setting: Setting, slab_bytes: int, **more: Any) -> Iterator[LLMEngine]:  # Any: values of EngineArgs
-    """An engine with a mock device. 0 `slab_bytes`: without a slab. Meanwhile Python switches threads as with a GPU."""
+def mock_engine(
+    setting: Setting, host_pool_bytes: int, **more: Any
+) -> Iterator[LLMEngine]:  # Any: values of EngineArgs
+    """An engine with a mock device. 0 `host_pool_bytes`: without a host pool. Meanwhile Python switches threads as with a
+    GPU."""
     os.environ["MOCK_STEP_SECONDS"] = str(MOCK_STEP_SECONDS)
     args: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": MOCK_STREAMS + 8, **more}
     engine_args = EngineArgs(
@@ -152,7 +160,7 @@ def mock_engine(setting: Setting, slab_bytes: int, **more: Any) -> Iterator[LLME
         distributed_executor_backend=NAME,
         block_size=BLOCK_SIZE,
         skip_tokenizer_init=True,
-        kv_offloading_size=slab_bytes / 2**30 if slab_bytes else None,
+        kv_offloading_size=host_pool_bytes / 2**30 if host_pool_bytes else None,
         **args,
     )
     before = sys.getswitchinterval()
@@ -169,10 +177,10 @@ def _real(setting: Setting, is_quick: bool) -> Row:
     tokens = load.arena_tokens
     with (
         setting.engine(tokens, max_model_len=1024, max_num_seqs=16) as plain,
-        setting.engine(tokens, tokens, max_model_len=1024, max_num_seqs=16) as slab,
+        setting.engine(tokens, tokens, max_model_len=1024, max_num_seqs=16) as host_pool,
     ):
-        what = "step while blocks are saved and loaded / without a slab, 8 streams"
-        return _compare(setting, what, REAL_BAR, load, (plain, slab))
+        what = "step while blocks are saved and loaded / without a host pool, 8 streams"
+        return _compare(setting, what, REAL_BAR, load, (plain, host_pool))
 
 
 def _no_reuse(setting: Setting, is_quick: bool) -> list[Row]:
@@ -181,7 +189,7 @@ def _no_reuse(setting: Setting, is_quick: bool) -> list[Row]:
     tier = {"type": "fs", "path": str(setting.folder / "unused"), "timeout_seconds": 10}
     found = []
     with setting.engine(tokens, max_model_len=1024) as plain:
-        for name, tiers in (("slab", []), ("slab and fs", [tier])):
+        for name, tiers in (("host pool", []), ("host pool and fs", [tier])):
             with setting.engine(tokens, tokens, tiers, max_model_len=1024) as other:
 
                 def speed(engine: LLMEngine, prompts: list[list[int]]) -> float:

@@ -16,11 +16,11 @@ class KVTransferConfig:
     """The result of `resolve_kv_transfer`.
 
     Attributes:
-        cpu_bytes: the size of the slab (host memory for blocks), all ranks together.
-        loads, saves: whether blocks are copied from the slab and the tiers into the cache, and from the cache to these.
-        uses_arc: the slab evicts by ARC, and not the least recently used block.
+        cpu_bytes: the size of the host pool (host memory for blocks), all ranks together.
+        loads, saves: whether blocks are copied from the host pool and the tiers into the cache, and from the cache to these.
+        uses_arc: the host pool evicts by ARC, and not the least recently used block.
         offload_prompt_only: only blocks of prompts are saved.
-        fails_if_not_loaded: a request fails if a rank cannot copy its blocks from the slab. Otherwise they are computed.
+        fails_if_not_loaded: a request fails if a rank cannot copy its blocks from the host pool. Otherwise they are computed.
         ignored: the given settings of vLLM that Inflight ignores.
     """
 
@@ -54,7 +54,9 @@ class _Extra:
     """What `kv_connector_extra_config` may contain, besides `_IGNORED_EXTRA`."""
 
     cpu_bytes_to_use: float = setting(0, "Bytes of host memory, all ranks together.", bounds=(0, 2**50))
-    eviction_policy: str = setting("lru", "Which block of the slab is dropped for a new one.", choices=("lru", "arc"))
+    eviction_policy: str = setting(
+        "lru", "Which block of the host pool is dropped for a new one.", choices=("lru", "arc")
+    )
     offload_prompt_only: bool = setting(False, "Whether only blocks of prompts are saved.")
     secondary_tiers: object = None
 

@@ -37,12 +37,12 @@ class Room(NamedTuple):
     num_ranks: int = 1  # the ranks that share these weights
     num_replicas: int = 1  # the replicas on this machine
     kv_cache_bytes: int = 0  # the KV cache of a rank, if the user has set its size
-    slab_bytes: int = 0  # the host memory of a replica for more KV blocks
+    host_pool_bytes: int = 0  # the host memory of a replica for more KV blocks
 
 
 def check_room(room: Room, machine: Machine) -> None:
-    """Check that weights, KV caches and slabs of all ranks and replicas fit into the free memory of the host. On GPUs only the
-    weights are checked, against all of a GPU's memory.
+    """Check that weights, KV caches and host pools of all ranks and replicas fit into the free memory of the host. On GPUs
+    only the weights are checked, against all of a GPU's memory.
 
     Raises:
         OutOfMemoryError: they do not fit.
@@ -53,7 +53,7 @@ def check_room(room: Room, machine: Machine) -> None:
         if needed > free:
             int4 = None if room.int4_bytes is None else room.num_replicas * room.int4_bytes
             raise OutOfMemoryError(weights_do_not_fit(needed, int4, free, num_replicas=room.num_replicas))
-        caches = room.num_replicas * (room.num_ranks * room.kv_cache_bytes + room.slab_bytes)
+        caches = room.num_replicas * (room.num_ranks * room.kv_cache_bytes + room.host_pool_bytes)
         if needed + caches > free:
             raise OutOfMemoryError(
                 f"kv_cache_memory_bytes and kv_offloading_size ask for {gibibytes(caches)} of memory, all ranks and replicas "

@@ -1,4 +1,4 @@
-"""`BlockCopies`: copies KV blocks between the arena of a rank and its slab, an array in host memory."""
+"""`BlockCopies`: copies KV blocks between the arena of a rank and its host pool, an array in host memory."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -18,25 +18,25 @@ class BlockCopies(ABC):
     """Only one thread may call the methods. They return when the copies have ended.
 
     Attributes:
-        slab: uint8 [num_slots, block_bytes].
+        host_pool: uint8 [num_slots, block_bytes].
     """
 
-    slab: np.ndarray[Any, np.dtype[np.uint8]]
+    host_pool: np.ndarray[Any, np.dtype[np.uint8]]
 
     def enter_thread(self) -> None:
         """Call this first in the thread that copies."""
 
     @abstractmethod
     def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
-        """Copy these blocks of the arena to these slots of the slab."""
+        """Copy these blocks of the arena to these slots of the host pool."""
 
     @abstractmethod
     def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Copy these slots of the slab to these blocks of the arena."""
+        """Copy these slots of the host pool to these blocks of the arena."""
 
 
 def block_copies(device: Device, arena: Tensor, num_slots: int) -> BlockCopies:
-    """Allocates the slab. `arena`: uint8 [num_blocks, block_bytes], on `device`.
+    """Allocates the host pool. `arena`: uint8 [num_blocks, block_bytes], on `device`.
 
     Raises:
         OutOfMemoryError: the host has too little free memory.
@@ -56,28 +56,28 @@ def block_copies(device: Device, arena: Tensor, num_slots: int) -> BlockCopies:
 class HostBlockCopies(BlockCopies):
     """For an arena in host memory. Numpy copies, because torch would start a second pool of threads (see `CpuDevice`)."""
 
-    def __init__(self, arena: Tensor, slab: Tensor) -> None:
+    def __init__(self, arena: Tensor, host_pool: Tensor) -> None:
         self._arena = arena.numpy()
-        self.slab = slab.numpy()
+        self.host_pool = host_pool.numpy()
 
     def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         for block, slot in zip(blocks, slots, strict=True):
-            np.copyto(self.slab[slot], self._arena[block])
+            np.copyto(self.host_pool[slot], self._arena[block])
 
     def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         for slot, block in zip(slots, blocks, strict=True):
-            np.copyto(self._arena[block], self.slab[slot])
+            np.copyto(self._arena[block], self.host_pool[slot])
 
 
 class AcceleratorBlockCopies(BlockCopies):
-    """For an arena in the memory of a GPU. The slab is pinned, and the copies have a stream of their own."""
+    """For an arena in the memory of a GPU. The host pool is pinned, and the copies have a stream of their own."""
 
     def __init__(self, device: Accelerator, arena: Tensor, num_slots: int) -> None:
         self._arena = arena
         self._stream = device.new_stream()
         self._device = device
         self._pinned = device.pinned_pages(num_slots * arena.shape[1]).view(num_slots, arena.shape[1])
-        self.slab = self._pinned.numpy()
+        self.host_pool = self._pinned.numpy()
 
     def enter_thread(self) -> None:
         self._device.enter_thread()

@@ -67,7 +67,7 @@ class ExpertParallelGroup:
         other.rank, other.size = rank, size
         return other
 
-    def held(self, num_experts: int) -> range:
+    def local_experts(self, num_experts: int) -> range:
         """The experts that this rank has."""
         return experts_of(num_experts, self.rank, self.size)
 

@@ -96,9 +96,9 @@ class KVCacheGroup:
 @dataclass(frozen=True, kw_only=True)
 class KVCacheConfig:
     """The cache of one rank: `num_blocks` blocks (including the dummy block) of `block_bytes` bytes each. Beside this arena the
-    rank has a slab in host memory, with `num_slots` blocks more. `contents` is a digest of everything that determines the bytes
-    of a block on all ranks, such as the weights; b"" if blocks are not kept outside of this engine. A request always has blocks
-    for `num_ahead_tokens` more than a step computes, because a draft model writes there."""
+    rank has a host pool in host memory, with `num_slots` blocks more. `contents` is a digest of everything that determines
+    the bytes of a block on all ranks, such as the weights; b"" if blocks are not kept outside of this engine. A request
+    always has blocks for `num_ahead_tokens` more than a step computes, because a draft model writes there."""
 
     num_blocks: int
     block_bytes: int

@@ -66,9 +66,10 @@ class TransferCounts:
     """What the transfers of KV blocks have done in some time.
 
     Attributes:
-        num_queried_tokens: tokens of waiting requests that were not in the arena, and were looked for in the slab and tiers.
+        num_queried_tokens: tokens of waiting requests that were not in the arena, and were looked for in the host pool and
+            tiers.
         num_hit_tokens: how many of them were loaded into the arena.
-        num_fetched_blocks: blocks of sequences that came from tiers to the slab.
+        num_fetched_blocks: blocks of sequences that came from tiers to the host pool.
         num_skipped_saves: blocks that were not saved, because too much was being saved.
         num_failed: loads and saves that failed on a rank.
         num_late: requests that did not wait for the end of their transfer.

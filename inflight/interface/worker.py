@@ -108,8 +108,8 @@ class WorkerBase(ABC):
         """Whether the rank waits for another rank now. False if this is not known. Any thread may call this. Must not wait."""
         return False
 
-    # -- transfers of KV blocks, called beside the steps, and only if the configuration has a slab. rank_transfers.py describes
-    # -- the arguments, and what the futures have
+    # -- transfers of KV blocks, called beside the steps, and only if the configuration has a host pool. rank_transfers.py
+    # describes the arguments, and what the futures have --
 
     def kv_save(
         self, transfer_id: int, blocks: Sequence[int], slots: Sequence[int], keys: Sequence[Sequence[bytes]]

@@ -14,24 +14,24 @@ class BlockEvents:
         self._names = names
         self._block_size = block_size
         self._unsalted_root = unsalted_root
-        self._told: set[bytes] = set()  # names in the cache that were told
+        self._announced: set[bytes] = set()  # names in the cache whose events were sent
         self._events: list[BlockEvent] = []
 
-    def _follow(self) -> set[bytes]:
+    def _take_changes(self) -> set[bytes]:
         """Note which blocks have left the cache. Returns the names that have joined it since the last call."""
         changes = self._names.take()
-        gone = [name for name, is_cached in changes.items() if not is_cached and name in self._told]
+        gone = [name for name, is_cached in changes.items() if not is_cached and name in self._announced]
         if gone:
-            self._told.difference_update(gone)
+            self._announced.difference_update(gone)
             self._events.append(blocks_removed([_number(name) for name in gone]))
-        return {name for name, is_cached in changes.items() if is_cached} - self._told
+        return {name for name, is_cached in changes.items() if is_cached} - self._announced
 
     def record_stored(
         self, blocks: RequestBlocks, start: int, stop: int, token_ids: Int32Array, first_token: int = 0
     ) -> None:
         """The blocks [start, stop) of a request may have joined the cache: it has committed or loaded them. `token_ids` are its
         tokens from position `first_token` on."""
-        new = self._follow()
+        new = self._take_changes()
         names = blocks.hashes
         for index in range(start, stop) if new and blocks.root.name == self._unsalted_root else ():
             if (name := names[index]) not in new:  # the cache has this block already, or it is outside the window
@@ -43,16 +43,16 @@ class BlockEvents:
             contents = [each for each in blocks.root.contents if each.is_in(first, self._block_size)]
             keys: list[ExtraKey] = [[each.digest.hex(), each.start - first] for each in contents]
             self._events.append(blocks_stored(_number(name), parent, tokens, keys))
-            self._told.add(name)
+            self._announced.add(name)
 
     def record_reset(self) -> None:
         """All blocks have left the cache."""
-        self._follow()
+        self._take_changes()
         self._events = [CLEARED]
 
     def take(self) -> list[BlockEvent]:
         """Returns what has happened since the last call."""
-        self._follow()
+        self._take_changes()
         events = self._events
         self._events = []
         return events

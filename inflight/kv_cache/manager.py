@@ -38,7 +38,7 @@ from inflight.kv_cache.request_blocks import RequestBlocks
 from inflight.kv_cache.window_group import make_groups
 
 NO_BLOCKS: tuple[list[int], ...] = ()
-_NOTHING_HELD: Mapping[int, int] = MappingProxyType({})
+_NO_REFERENCES: Mapping[int, int] = MappingProxyType({})
 
 
 class KVCacheManager:
@@ -235,10 +235,10 @@ class KVCacheManager:
         for blocks in running:
             blocks.may_be_named = False
 
-    def check_integrity(self, live: list[RequestBlocks], held: Mapping[int, int] = _NOTHING_HELD) -> None:
+    def check_integrity(self, live: list[RequestBlocks], referenced: Mapping[int, int] = _NO_REFERENCES) -> None:
         """Assert that each block's reference count is the number of live tables that contain it, and of references that are
         `held` besides."""
-        references = {block_id: count for block_id, count in held.items() if count}
+        references = {block_id: count for block_id, count in referenced.items() if count}
         for blocks in live:
             assert len({len(table) for table in blocks.tables}) == 1
             for table in blocks.tables:

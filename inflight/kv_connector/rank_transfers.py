@@ -1,17 +1,17 @@
-"""`RankTransfers`: copies KV blocks of one rank between its arena, its slab and its tiers.
+"""`RankTransfers`: copies KV blocks of one rank between its arena, its host pool and its tiers.
 
-    arena  <-- load --  slab  <-- fetch --  tiers
-    arena  -- save -->  slab  -- store -->  tiers
+    arena  <-- load --  host pool  <-- fetch --  tiers
+    arena  -- save -->  host pool  -- store -->  tiers
 
-The arena has the blocks of the prefix cache and of running requests. The slab is host memory with room for more blocks, one in
-each *slot*. The tiers (tier_stack.py) are files or servers, which may be slow, dead or wrong. So only a copy within this
-machine writes to the arena, and only verified bytes get from a tier into the slab. The engine decides which blocks and slots
-are used for what (scheduler/kv_transfers.py), and all ranks use the same numbers.
+The arena has the blocks of the prefix cache and of running requests. The host pool is host memory with room for more blocks,
+one in each *slot*. The tiers (tier_stack.py) are files or servers, which may be slow, dead or wrong. So only a copy within this
+machine writes to the arena, and only verified bytes get from a tier into the host pool. The engine decides which blocks and
+slots are used for what (scheduler/kv_transfers.py), and all ranks use the same numbers.
 
-One thread copies between arena and slab, in the order of the calls. Some threads fetch, and copy hits of a far tier to nearer
-tiers. Others store saved blocks, so a fetch does not wait for saves. After a fault the ranks begin a new epoch, and the engine
-may use any slot and block again. So `begin_epoch` waits for the copies between arena and slab, and no fetch that began before
-it writes to the slab afterwards.
+One thread copies between arena and host pool, in the order of the calls. Some threads fetch, and copy hits of a far tier to
+nearer tiers. Others store saved blocks, so a fetch does not wait for saves. After a fault the ranks begin a new epoch, and
+the engine may use any slot and block again. So `begin_epoch` waits for the copies between arena and host pool, and no fetch
+that began before it writes to the host pool afterwards.
 """
 
 import itertools
@@ -51,7 +51,7 @@ class RankTransfers:
         self._copier = ThreadPoolExecutor(1, "inflight-kv-copy", initializer=copies.enter_thread)
         self._fetchers = ThreadPoolExecutor(NUM_FETCH_THREADS, "inflight-kv-fetch")
         self._storers = ThreadPoolExecutor(NUM_STORE_THREADS, "inflight-kv-store")
-        self._lock = threading.Lock()  # for the next two, and for writes of fetches to the slab
+        self._lock = threading.Lock()  # for the next two, and for writes of fetches to the host pool
         self._epoch = 0
         self._num_waiting_stores = 0
         self._stored: dict[int, Future[tuple[bool, TierCounts]]] = {}  # id of a save -> the end of its stores
@@ -137,10 +137,10 @@ class RankTransfers:
             for i, got in zip(part, all_got, strict=True):
                 with self._lock:
                     # a writer to the tier who can make checksums can make another length, too
-                    if got is not None and len(got[0]) == self._copies.slab.shape[1]:
+                    if got is not None and len(got[0]) == self._copies.host_pool.shape[1]:
                         good.append((i, *got))
                         if epoch == self._epoch:
-                            self._copies.slab[slots[i]] = np.frombuffer(got[0], dtype=np.uint8)
+                            self._copies.host_pool[slots[i]] = np.frombuffer(got[0], dtype=np.uint8)
                             found[i] = True
                     else:
                         end = min(end, i)
@@ -169,7 +169,7 @@ class RankTransfers:
         return ended
 
     def restore(self, keys: Sequence[Sequence[bytes]], slots: Sequence[int]) -> Future[tuple[bool, TierCounts]]:
-        """Store objects of blocks of the slab in those tiers that lack them. The future ends like that of `stored`."""
+        """Store objects of blocks of the host pool in those tiers that lack them. The future ends like that of `stored`."""
         ended = Future[tuple[bool, TierCounts]]()
         self._store(keys, slots, self._epoch, ended)
         return ended
@@ -189,7 +189,7 @@ class RankTransfers:
 
         def store_object(object_keys: Sequence[bytes], first: int) -> None:
             end = first + len(object_keys)
-            payloads = [memoryview(self._copies.slab[slot].copy()) for slot in slots[first:end]]
+            payloads = [memoryview(self._copies.host_pool[slot].copy()) for slot in slots[first:end]]
             if epoch == self._epoch:  # then the slots still had these blocks when they were copied
                 tiers.store(object_keys, payloads)
             with self._lock:
@@ -202,7 +202,8 @@ class RankTransfers:
             self._storers.submit(store_object, object_keys, first)
 
     def begin_epoch(self) -> None:
-        """No transfer that began before this call writes to arena or slab after it. Call it when all steps have ended or were
+        """No transfer that began before this call writes to arena or host pool after it. Call it when all steps have ended
+        or were
         cancelled: a load waits for a step."""
         with self._lock:
             self._epoch += 1

@@ -102,7 +102,7 @@ class FusedMoE(Loadable):
         super().__init__()
         self.router = Router(hidden_size, spec, context)
         self.ep = context.ep
-        held = range(spec.num_experts) if self.ep is None else self.ep.held(spec.num_experts)
+        held = range(spec.num_experts) if self.ep is None else self.ep.local_experts(spec.num_experts)
         of_expert = context if self.ep is None else replace(context, tp=TensorParallelGroup())
         expert_bytes = 3 * hidden_size * spec.size // of_expert.tp.size * context.dtype.itemsize
         at_once = max(1, _GROUP_BYTES // expert_bytes)

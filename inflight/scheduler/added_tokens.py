@@ -120,7 +120,7 @@ def _append_forced(
     """Append the tokens that the grammar forces. Returns the same as `_append`."""
     most = min(MAX_FORCED_TOKENS, request.max_num_tokens - request.num_tokens)
     for token in grammars.manager.forced_tokens(request.request_id, most):
-        request.has_untold_tokens = True
+        request.has_unsent_tokens = True
         stats.num_forced_tokens += 1
         reason, error = _append(request, token, grammars, added)
         if reason is not None:

@@ -11,7 +11,7 @@ from inflight.scheduler.step_time.limits import StepLimits
 from inflight.scheduler.transfers import Transfers
 
 # One reason for a request to wait. It returns None if the request may start, otherwise the event until which the request is
-# held (`RequestQueue.hold`). It is asked again at each try to admit the request, so it must be fast.
+# deferred (`RequestQueue.defer`). It is asked again at each try to admit the request, so it must be fast.
 Gate = Callable[[Request], str | None]
 
 
@@ -42,13 +42,13 @@ class Gates:
             request = self._quarantine.lone
             if request is None or request.status is RequestStatus.RUNNING or request.num_in_flight:
                 return None
-            return None if self._waiting.is_held(request) else request
+            return None if self._waiting.is_deferred(request) else request
         while (request := self._waiting.peek(may_start_long=may_start_long)) is not None:
             if request.num_in_flight:
                 return None  # it was preempted, and is soon admitted again; later requests would take its blocks
             event = next((event for gate in self.gates if (event := gate(request)) is not None), None)
             if event is not None:
-                self._waiting.hold(request, event)
+                self._waiting.defer(request, event)
             elif not request.is_long and self._sharing.is_long(request, self._limits):
                 # since it was queued, its leader has ended, or cached blocks were evicted
                 self._waiting.mark_long(request)
@@ -72,7 +72,7 @@ class Gates:
     ) -> None:
         """Called if nothing can be scheduled. Raises `EngineError`, unless a step is in flight, a transfer runs, or all
         requests are held, or one in quarantine must run first, while a grammar is being compiled or a gate was added."""
-        num_free = 0 if self._quarantine.alone is not None else len(requests) - self._waiting.num_held
+        num_free = 0 if self._quarantine.alone is not None else len(requests) - self._waiting.num_deferred
         awaits_news = (
             in_flight or self._transfers.is_running or ((is_compiling or len(self.gates) > 2) and not num_free)
         )

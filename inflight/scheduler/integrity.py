@@ -46,11 +46,11 @@ def check_requests(
         assert request.num_in_flight == rows[request.order]
         assert request.num_in_flight or request.num_planned_tokens == request.num_tokens
         assert (request.slot == NO_SLOT) == (request.status is not RequestStatus.RUNNING)
-        is_held = waiting.is_held(request)
+        is_deferred = waiting.is_deferred(request)
         is_compiling = grammars.is_compiling(request)
-        assert is_held or not is_compiling
+        assert is_deferred or not is_compiling
         has_event = is_compiling or request.defers_grammar or sharing.leader_to_wait_for(request) is not None
         has_event = has_event or transfers.awaits(request)
         has_event = has_event or (encoder is not None and encoder.is_awaited_by(request.parts))
-        assert has_event or not is_held
+        assert has_event or not is_deferred
     grammars.check_integrity(live)

@@ -1,4 +1,4 @@
-"""`KVFetches`: which blocks of a prompt are fetched from the tiers to the slab, and in which order.
+"""`KVFetches`: which blocks of a prompt are fetched from the tiers to the host pool, and in which order.
 
 What a tier has is not known: a fetch finds it out. So the blocks of full attention come first, in the order of the tokens, and
 the first one that no tier has ends this. A request can go on from this place, if the tiers have what the other layers need
@@ -29,7 +29,7 @@ Waiting = Generator[Future[Any], list[Any], bool]
 class FetchOwner(Protocol):
     """`KVTransfers`, as fetches see it."""
 
-    slab: BlockPool
+    host_pool: BlockPool
 
     @property
     def num_resets(self) -> int: ...
@@ -42,7 +42,7 @@ class FetchOwner(Protocol):
     def counts(self) -> TransferCounts: ...
 
     def find_near(self, key: BlockKey) -> int | None:
-        """Returns None if neither arena nor slab has the block. Otherwise the number has no meaning."""
+        """Returns None if neither arena nor host pool has the block. Otherwise the number has no meaning."""
 
     def wire_keys(self, keys: Sequence[BlockKey]) -> list[bytes]: ...
 
@@ -104,7 +104,7 @@ class KVFetches:
 
     def _bring(self, blocks: RequestBlocks, keys: Sequence[tuple[BlockKey, int]]) -> Waiting:
         """Fetch those of the blocks that are not near. Each one comes with its number in the sequence. Returns whether all are
-        near now. They are not fetched if the slab has too little room."""
+        near now. They are not fetched if the host pool has too little room."""
         owner = self._owner
         while wanted := [each for each in keys if owner.find_near(each[0]) is None]:
             names = [key for key, _ in wanted]
@@ -115,10 +115,10 @@ class KVFetches:
 
     def _call(self, blocks: RequestBlocks, keys: list[BlockKey], indices: list[int]) -> Waiting:
         owner = self._owner
-        slab, num_resets, start = owner.slab, owner.num_resets, time.monotonic()
-        if len(keys) > slab.num_free_blocks // 2:
+        host_pool, num_resets, start = owner.host_pool, owner.num_resets, time.monotonic()
+        if len(keys) > host_pool.num_free_blocks // 2:
             return False
-        slots = slab.allocate(len(keys))
+        slots = host_pool.allocate(len(keys))
         chunks = [self._chunk_of(blocks, *each) for each in zip(keys, indices, strict=True)]
         self.running.update(keys)
         try:
@@ -131,10 +131,10 @@ class KVFetches:
                 return False
             for key, slot, has in zip(keys, slots, found, strict=True):
                 if has:
-                    slab.register(slot, key)
+                    host_pool.register(slot, key)
             owner.record_fetched([key for key, has in zip(keys, found, strict=True) if has])
         finally:
-            slab.free(reversed(slots))
+            host_pool.free(reversed(slots))
             self.running.difference_update(keys)
             owner.wake_others()
         owner.counts.num_fetched_blocks += sum(found)

@@ -1,4 +1,4 @@
-"""`KVTouches`: tells the tiers which blocks are used, although the arena or the slab has them.
+"""`KVTouches`: tells the tiers which blocks are used, although the arena or the host pool has them.
 
 A tier drops what was not used for the longest time. But it sees no use of a block that the engine finds near. So the beginnings
 that all prompts share would seem to be the oldest, and be dropped first. A block is *recorded* when it is saved or fetched. If
@@ -21,7 +21,7 @@ TOUCH_SECONDS = (
 SAVED_SHARE = (
     4  # or when as many blocks were saved since as 1/4 of the arena has: a small tier drops blocks in less time
 )
-MEMORY = 4  # so many times the blocks of arena and slab are recorded
+MEMORY = 4  # so many times the blocks of arena and host pool are recorded
 
 
 class KVTouches:
@@ -29,8 +29,8 @@ class KVTouches:
     Args:
         pool: the blocks of the arena.
         calls: calls the ranks.
-        owner: has the slab, the keys of blocks in the tiers, and the counts.
-        save: saves blocks of the arena in the slab and the tiers, soon, as one object.
+        owner: has the host pool, the keys of blocks in the tiers, and the counts.
+        save: saves blocks of the arena in the host pool and the tiers, soon, as one object.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class KVTouches:
         owner: FetchOwner,
         save: Callable[[list[BlockKey]], None],
     ) -> None:
-        self._pool, self._slab, self._calls, self._owner, self._save = pool, owner.slab, calls, owner, save
+        self._pool, self._host_pool, self._calls, self._owner, self._save = pool, owner.host_pool, calls, owner, save
         self._has_tiers, self._saves = bool(config.tiers), config.saves
         self._seconds = min([TOUCH_SECONDS, *(tier.ttl_seconds / 4 for tier in config.tiers if tier.ttl_seconds)])
         self._num_recorded = 0
@@ -75,14 +75,14 @@ class KVTouches:
 
     def tell(self, objects: Sequence[list[BlockKey]]) -> Generator[Future[Any], list[Any], None]:
         """A transfer (`KVTransfers`) that tells the tiers that these objects are used."""
-        wire_keys, lookup = self._owner.wire_keys, self._slab.lookup
+        wire_keys, lookup = self._owner.wire_keys, self._host_pool.lookup
         answers = yield self._calls.touch([wire_keys(keys) for keys in objects])
         self._owner.counts.add_tiers(answer[1] for answer in answers)
         has = [all(each) for each in zip(*(answer[0] for answer in answers), strict=True)]
         lost = [keys for keys, is_there in zip(objects, has, strict=True) if not is_there]
         if not self._saves:
             return
-        kept, slots, room = list[list[BlockKey]](), list[int](), self._slab.num_free_blocks // 2
+        kept, slots, room = list[list[BlockKey]](), list[int](), self._host_pool.num_free_blocks // 2
         for keys in lost:
             near = [slot for key in keys if (slot := lookup(key)) is not None]
             if len(near) < len(keys):
@@ -92,17 +92,17 @@ class KVTouches:
                 slots += near
         if not kept:
             return
-        self._slab.touch(slots)
+        self._host_pool.touch(slots)
         try:
             answers = yield self._calls.restore([wire_keys(keys) for keys in kept], slots)
             self._owner.counts.add_tiers(answer[1] for answer in answers)
         finally:
-            self._slab.free(reversed(slots))
+            self._host_pool.free(reversed(slots))
 
     def _set(self, keys: Sequence[BlockKey]) -> None:
         now = time.monotonic(), self._num_recorded
         for key in keys:
             self._last.pop(key, None)
             self._last[key] = now
-        while len(self._last) > MEMORY * (self._pool.num_blocks + self._slab.num_blocks):
+        while len(self._last) > MEMORY * (self._pool.num_blocks + self._host_pool.num_blocks):
             del self._last[next(iter(self._last))]

@@ -1,10 +1,10 @@
 """`KVTransfers`: copies blocks that were computed before into the arena, and computed blocks out of it.
 
-    arena  <-- load --  slab  <-- fetch --  tiers          arena  -- save -->  slab  -- store -->  tiers
+    arena  <-- load --  host pool  <-- fetch --  tiers          arena  -- save -->  host pool  -- store -->  tiers
 
-The ranks copy (kv_connector/rank_transfers.py); this object decides what they copy. The slab's index is a second `BlockPool`
-with the same keys, whose block ids are the numbers of slots. All ranks use the same slots. What a tier has is not known: a
-fetch finds it out.
+The ranks copy (kv_connector/rank_transfers.py); this object decides what they copy. The host pool's index is a second
+`BlockPool` with the same keys, whose block ids are the numbers of slots. All ranks use the same slots. What a tier has is
+not known: a fetch finds it out.
 
 A *transfer* is a generator. Each `yield` waits for a call of all ranks, or for the end of another transfer. A transfer holds
 references to the blocks and slots that it copies. So a request may end or be preempted, and the caches may be reset, at any
@@ -12,7 +12,7 @@ time. When a transfer has loaded blocks, they are in the prefix cache like all o
 waiting request is admitted like any other, and finds its blocks in the prefix cache. If one was evicted, it is computed.
 
 A request waits for blocks at most as long as computing them would take. It may wait UNKNOWN_WAIT_SECONDS if the engine has not
-measured yet how fast it computes, or for blocks in the slab. After that it computes, and the transfer goes on for others.
+measured yet how fast it computes, or for blocks in the host pool. After that it computes, and the transfer goes on for others.
 
 A tier may store several blocks of full attention that follow each other as one object, a *chunk* (`blocks_per_chunk`). So all
 blocks of a chunk are saved at once, and a fetch says in which chunk a block is.
@@ -41,7 +41,9 @@ from inflight.scheduler.transfers import TransferListener, Transfers, TransferSe
 POOL_SHARE = 4  # all saves together hold at most 1/4 of the arena's blocks, and so do all loads, if more than one runs
 # How long a request waits for the tiers: at least and at most these shares of the time that computing the blocks takes.
 MIN_WAIT_SHARE, MAX_WAIT_SHARE = 0.2, 1.0
-UNKNOWN_WAIT_SECONDS = 2.0  # for tiers, while the speed of computing is unknown; for the slab, if computing takes less
+UNKNOWN_WAIT_SECONDS = (
+    2.0  # for tiers, while the speed of computing is unknown; for the host pool, if computing takes less
+)
 PROBE_SECONDS = 10.0  # after so long, tiers that are slower than computing are tried again; no request waits for that
 
 # Any: what a call of all ranks returned, one value for each rank
@@ -51,7 +53,7 @@ Transfer = Generator[Future[Any], list[Any], None]
 @dataclass(slots=True)
 class _Wait:
     """A request that waits for a transfer. `deadline`: a time of `time.monotonic()`. `fetch_seconds`: how long it waits for the
-    tiers, from the end of the load from the slab on."""
+    tiers, from the end of the load from the host pool on."""
 
     request: Request
     deadline: float
@@ -68,7 +70,7 @@ class KVTransfers(Transfers):
         config, num_slots = setup.config, setup.num_slots
         self._kv_cache, self._config, self._calls = kv_cache, config, setup.calls
         self._listener, self._on_news = listener, setup.on_news
-        self._pool, self.slab = kv_cache.pool, (ArcPool if config.uses_arc else BlockPool)(num_slots)
+        self._pool, self.host_pool = kv_cache.pool, (ArcPool if config.uses_arc else BlockPool)(num_slots)
         self._block_bytes = setup.block_bytes
         self._share = self._pool.num_blocks // POOL_SHARE
         self._per_chunk = config.blocks_per_chunk
@@ -79,7 +81,7 @@ class KVTransfers(Transfers):
                 f"blocks_per_chunk={self._per_chunk} needs {min_blocks} blocks of the KV cache and {min_slots} of host memory; "
                 f"they have {self._pool.num_blocks} and {num_slots}; lower it, or give these more memory"
             )
-        self.held_blocks = Counter[int]()
+        self.referenced_blocks = Counter[int]()
         self._waits: dict[str, _Wait] = {}  # by request id
         self._num_running = 0
         self._ended: Queue[tuple[Transfer, Future[Any], float]] = Queue()  # with the time of the end
@@ -155,11 +157,11 @@ class KVTransfers(Transfers):
     def forget(self, request: Request) -> None:
         self._waits.pop(request.request_id, None)
 
-    def reset(self, *, with_slab: bool) -> None:
+    def reset(self, *, with_host_pool: bool) -> None:
         self.num_resets += 1
         self._unsaved.clear()
-        if with_slab:
-            self.slab.forget_all()
+        if with_host_pool:
+            self.host_pool.forget_all()
 
     def forget_tiers(self) -> None:
         self.num_resets += 1
@@ -170,9 +172,9 @@ class KVTransfers(Transfers):
             self._listener.record_brought(request)
 
     def find_near(self, key: BlockKey) -> int | None:
-        """Returns None if neither arena nor slab has the block. Otherwise the number has no meaning."""
+        """Returns None if neither arena nor host pool has the block. Otherwise the number has no meaning."""
         block_id = self._pool.lookup(key)
-        return self.slab.lookup(key) if block_id is None else block_id
+        return self.host_pool.lookup(key) if block_id is None else block_id
 
     def record_fetched(self, keys: Sequence[BlockKey]) -> None:
         self._touches.record_fetched(keys)
@@ -196,8 +198,8 @@ class KVTransfers(Transfers):
         limit = max(local, _first_blocks(limit, request.sampling.params.max_load_tokens, size))
         near = self._kv_cache.longest_hit(blocks, limit, self.find_near)
         needed = self._kept.needed_keys(blocks, near)
-        # The slab evicts its copies of these blocks later. A request that comes back after a preemption is no new use.
-        self.slab.refresh([slot for key in needed if is_new and (slot := self.slab.lookup(key)) is not None])
+        # The host pool evicts its copies of these blocks later. A request that comes back after a preemption is no new use.
+        self.host_pool.refresh([slot for key in needed if is_new and (slot := self.host_pool.lookup(key)) is not None])
         if is_new:
             self._tell_use(blocks, near)
         missing = [key for key in needed if self._pool.lookup(key) is None]
@@ -212,7 +214,7 @@ class KVTransfers(Transfers):
             self._start(self._fetches.fetch(request.blocks, limit, near))  # while the request computes
         if not (missing or seconds):
             return False
-        # a load from the slab is fast, but may have to wait for other copies
+        # a load from the host pool is fast, but may have to wait for other copies
         load_seconds = max(UNKNOWN_WAIT_SECONDS, (near - local) * size * self._token_seconds) if missing else 0.0
         self._waits[request.request_id] = _Wait(request, now + (load_seconds or seconds), seconds)
         self._start(self._bring(request, limit, near if seconds else limit, local))
@@ -235,8 +237,8 @@ class KVTransfers(Transfers):
             self._token_seconds = smooth(self._token_seconds, seconds / num_tokens)
 
     def _bring(self, request: Request, limit: int, first: int, local: int) -> Transfer:
-        """Load what the slab has, fetch blocks [first, limit), and load these. The arena already has the first `local` blocks
-        of the request."""
+        """Load what the host pool has, fetch blocks [first, limit), and load these. The arena already has the first `local`
+        blocks of the request."""
         wait = self._waits[request.request_id]
         try:
             yield from self._load(request, limit, local)
@@ -263,12 +265,12 @@ class KVTransfers(Transfers):
                 return
             yield self.end_of_another()
         kept = [block_id for key in needed if (block_id := lookup(key)) is not None]
-        slots = [slot for key in keys if (slot := self.slab.lookup(key)) is not None]
-        self.slab.touch(slots)
+        slots = [slot for key in keys if (slot := self.host_pool.lookup(key)) is not None]
+        self.host_pool.touch(slots)
         self._pool.touch(kept)
         new, start, num_resets = self._pool.allocate(len(keys)), time.monotonic(), self.num_resets
         self._loading.update(keys)
-        self.held_blocks.update(kept + new)
+        self.referenced_blocks.update(kept + new)
         try:
             if not all((yield self._calls.load(slots, new))):
                 self.counts.num_failed += 1
@@ -286,7 +288,7 @@ class KVTransfers(Transfers):
         finally:
             self._loading.difference_update(keys)
             self._free_blocks(kept + new)
-            self.slab.free(reversed(slots))
+            self.host_pool.free(reversed(slots))
             self.wake_others()
 
     def end_of_another(self) -> Future[Any]:
@@ -307,7 +309,7 @@ class KVTransfers(Transfers):
 
     def _free_blocks(self, block_ids: Sequence[int]) -> None:
         self._pool.free(reversed(block_ids))
-        self.held_blocks.subtract(block_ids)
+        self.referenced_blocks.subtract(block_ids)
 
     # -- out -----------------------------------------------------------------------------------------------------------
 
@@ -342,10 +344,10 @@ class KVTransfers(Transfers):
         """Begin to save committed blocks. Blocks for which there is no room now wait; they are skipped if they are evicted
         meanwhile, or if more entries wait than the arena has blocks. Each entry is looked at once, however many wait."""
         found, block_ids, most = list[list[BlockKey]](), list[int](), self._pool.num_blocks
-        room = min(self._share - self._num_saving, self.slab.num_free_blocks // 2)
+        room = min(self._share - self._num_saving, self.host_pool.num_free_blocks // 2)
         while self._unsaved and (len(block_ids) + len(self._unsaved[0]) <= room or len(self._unsaved) > most):
             keys = self._unsaved.popleft()
-            if all(key in self._saving or self.slab.lookup(key) is not None for key in keys):
+            if all(key in self._saving or self.host_pool.lookup(key) is not None for key in keys):
                 continue
             there = {key: block_id for key in keys if (block_id := self._pool.lookup(key)) is not None}
             if len(there) > room - len(block_ids):
@@ -360,9 +362,9 @@ class KVTransfers(Transfers):
     def _save(self, objects: Sequence[Sequence[BlockKey]], block_ids: Sequence[int]) -> Transfer:
         keys = [key for each in objects for key in each]
         self._pool.touch(block_ids)
-        self.held_blocks.update(block_ids)
+        self.referenced_blocks.update(block_ids)
         self._num_saving += len(block_ids)
-        slots, num_resets = self.slab.allocate(len(keys)), self.num_resets
+        slots, num_resets = self.host_pool.allocate(len(keys)), self.num_resets
         self._num_saves += 1
         transfer_id, start = self._num_saves, time.monotonic()
         try:
@@ -371,7 +373,7 @@ class KVTransfers(Transfers):
                 is_saved = all((yield self._calls.save(transfer_id, block_ids, slots, names)))
                 if is_saved and num_resets == self.num_resets:
                     for key, slot in zip(keys, slots, strict=True):
-                        self.slab.register(slot, key)
+                        self.host_pool.register(slot, key)
                     self._touches.note(keys)
                     self.counts.num_saved_blocks += len(keys)
                     self.counts.save_bytes += len(keys) * self._block_bytes
@@ -388,7 +390,7 @@ class KVTransfers(Transfers):
                 self.counts.add_tiers(answer[1] for answer in answers)
                 self.counts.num_skipped_saves += 0 if all(answer[0] for answer in answers) else len(keys)
         finally:
-            self.slab.free(reversed(slots))
+            self.host_pool.free(reversed(slots))
         if self._unsaved:
             self._save_committed()  # the slots may be evicted now, so a chunk that waits may fit
 
@@ -398,8 +400,8 @@ class KVTransfers(Transfers):
         if not self._num_running:
             assert not (self._loading or self._num_saving or self._saving or self._fetches.running)
             assert not (self._waits or self._waiters)
-            assert not any(self.held_blocks.values())
-            self.slab.check_integrity({})
+            assert not any(self.referenced_blocks.values())
+            self.host_pool.check_integrity({})
 
 
 def _first_blocks(num_blocks: int, max_tokens: int | None, block_size: int) -> int:

@@ -11,7 +11,7 @@ class NoTransfers(Transfers):
     is_busy = is_running = False
 
     def __init__(self) -> None:
-        self.slab, self.held_blocks = BlockPool(1), Counter[int]()
+        self.host_pool, self.referenced_blocks = BlockPool(1), Counter[int]()
 
     def awaits(self, request: Request) -> bool:
         return False
@@ -34,7 +34,7 @@ class NoTransfers(Transfers):
     def forget(self, request: Request) -> None:
         pass
 
-    def reset(self, *, with_slab: bool) -> None:
+    def reset(self, *, with_host_pool: bool) -> None:
         pass
 
     def forget_tiers(self) -> None:

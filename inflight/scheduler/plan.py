@@ -74,7 +74,7 @@ def _forced(rows: Sequence[PlannedRow]) -> TokenDelta | None:
     forced = [
         (request, range(request.num_computed_tokens, request.num_tokens))
         for request, _, _, is_new, _ in rows
-        if request.has_untold_tokens and not is_new and request.num_computed_tokens < request.num_tokens
+        if request.has_unsent_tokens and not is_new and request.num_computed_tokens < request.num_tokens
     ]
     if not forced:
         return None
@@ -106,8 +106,8 @@ def record_planned(rows: Sequence[PlannedRow], step_id: int, end_time: float, st
     """Change the requests of a step that was planned. `end_time`: when it will end, on the clock of planned steps."""
     for request, num_tokens, _, _, num_drafts in rows:
         request.num_in_flight += 1
-        if request.has_untold_tokens:
-            request.has_untold_tokens = False
+        if request.has_unsent_tokens:
+            request.has_unsent_tokens = False
             request.draft_token_ids = []  # these drafts were proposed before the grammar forced tokens
         request.num_computed_tokens += num_tokens
         request.num_planned_tokens += max(num_drafts, 0)

@@ -48,7 +48,7 @@ class Request:
         num_tokens_at_fault: `num_tokens` at the last of these faults.
         defers_grammar: its grammar is not compiled yet, because requests are in quarantine (`Quarantine`).
         first_masked: a token that is drawn at this position or later needs a mask; NO_MASKS if the request has no grammar.
-        has_untold_tokens: a grammar has forced the last tokens, and the workers do not know them yet. The next plan contains
+        has_unsent_tokens: a grammar has forced the last tokens, and the workers do not know them yet. The next plan contains
             them.
     """
 
@@ -86,7 +86,7 @@ class Request:
         self.num_faults = core.num_losses
         self.num_tokens_at_fault = self.num_tokens
         self.defers_grammar = False
-        self.has_untold_tokens = False
+        self.has_unsent_tokens = False
 
     @property
     def only_prompt(self) -> bool:
@@ -133,7 +133,7 @@ class Request:
     def max_drafts(self, num_speculative_tokens: int) -> int:
         """How many drafts the next row of this request may have after its newest token. NO_DRAFTS if it has none and the
         position of the newest token is known."""
-        if not num_speculative_tokens or self.has_untold_tokens:
+        if not num_speculative_tokens or self.has_unsent_tokens:
             return NO_DRAFTS
         most = self.max_num_tokens - 1 - self.num_planned_tokens  # one more token is drawn after the last draft
         if self.num_planned_tokens > self.num_tokens:

@@ -28,8 +28,8 @@ class RequestQueue:
         self._by_priority = policy == "priority"
         self._heaps: tuple[list[_Entry], list[_Entry]] = ([], [])  # of short and of long requests
         self._num_tokens_of: dict[int, int] = {}  # `order` of a waiting request -> its number of tokens
-        self._held: set[int] = set()  # `order` of waiting requests that are not in a heap
-        self._held_until: dict[str, list[Request]] = {}  # event -> requests; some may have been removed
+        self._deferred: set[int] = set()  # `order` of waiting requests that are not in a heap
+        self._deferred_until: dict[str, list[Request]] = {}  # event -> requests; some may have been removed
         self.num_tokens = 0
 
     def __len__(self) -> int:
@@ -37,20 +37,20 @@ class RequestQueue:
         return len(self._num_tokens_of)
 
     @property
-    def num_held(self) -> int:
-        return len(self._held)
+    def num_deferred(self) -> int:
+        return len(self._deferred)
 
     def key(self, request: Request) -> tuple[int, int]:
         return (request.core.priority if self._by_priority else 0, request.order)
 
-    def push(self, request: Request, *, is_held: bool = False) -> None:
-        """Add a request. If `is_held`, it is held until its own grammar has been compiled."""
+    def push(self, request: Request, *, is_deferred: bool = False) -> None:
+        """Add a request. If `is_deferred`, it is deferred until its own grammar has been compiled."""
         is_follower = request.core.prompt_leader is not None and request.status is RequestStatus.WAITING
         num_tokens = 0 if is_follower else request.num_tokens
         self._num_tokens_of[request.order] = num_tokens
         self.num_tokens += num_tokens
-        if is_held:
-            self._hold(request, request.request_id)
+        if is_deferred:
+            self._defer(request, request.request_id)
         else:
             self._push_heap(request)
 
@@ -99,33 +99,33 @@ class RequestQueue:
                     return most
         return total
 
-    def hold(self, request: Request, event: str) -> None:
+    def defer(self, request: Request, event: str) -> None:
         """Hold, until `event`, a request that `peek` has returned."""
         heapq.heappop(self._heaps[request.is_long])
-        self._hold(request, event)
+        self._defer(request, event)
 
     def release(self, event: str) -> None:
         """Put back the requests that were held until `event`."""
-        for request in self._held_until.pop(event, ()):
-            if request.order in self._held:
-                self._held.remove(request.order)
+        for request in self._deferred_until.pop(event, ()):
+            if request.order in self._deferred:
+                self._deferred.remove(request.order)
                 self._push_heap(request)
 
-    def is_held(self, request: Request) -> bool:
-        return request.order in self._held
+    def is_deferred(self, request: Request) -> bool:
+        return request.order in self._deferred
 
     def remove(self, request: Request) -> None:
         """Remove a waiting request that has ended."""
         self.num_tokens -= self._num_tokens_of.pop(request.order)
-        self._held.discard(request.order)
+        self._deferred.discard(request.order)
         heap = self._heaps[request.is_long]
-        if len(heap) > 2 * (len(self) - len(self._held)):
+        if len(heap) > 2 * (len(self) - len(self._deferred)):
             heap[:] = [entry for entry in heap if entry[1].order in self._num_tokens_of]
             heapq.heapify(heap)
 
     def _push_heap(self, request: Request) -> None:
         heapq.heappush(self._heaps[request.is_long], (self.key(request), request))
 
-    def _hold(self, request: Request, event: str) -> None:
-        self._held.add(request.order)
-        self._held_until.setdefault(event, []).append(request)
+    def _defer(self, request: Request, event: str) -> None:
+        self._deferred.add(request.order)
+        self._deferred_until.setdefault(event, []).append(request)

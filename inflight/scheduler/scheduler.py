@@ -56,10 +56,10 @@ class Scheduler(StepScheduler):
             self.encoder.reset()
         return self._grammars.give_up_masks()
 
-    def reset_prefix_cache(self, *, reset_slab: bool = False) -> None:
+    def reset_prefix_cache(self, *, reset_host_pool: bool = False) -> None:
         """Remove all blocks from the prefix cache. Running requests keep their blocks, but no other request can reuse them.
-        With `reset_slab` the slab of `transfers` is emptied, too."""
-        self.transfers.reset(with_slab=reset_slab)
+        With `reset_host_pool` the host pool of `transfers` is emptied, too."""
+        self.transfers.reset(with_host_pool=reset_host_pool)
         self._kv_cache.reset_prefix_cache(request.blocks for request in self._running)
 
     def describe(self) -> str:
@@ -73,4 +73,4 @@ class Scheduler(StepScheduler):
         in_flight = (requests for _, requests in self._in_flight)
         state = self._running, self._waiting, in_flight, self._free_slots, self._grammars, self.sharing
         check_requests(live, *state, self.transfers, self.encoder)
-        self._kv_cache.check_integrity([request.blocks for request in live], self.transfers.held_blocks)
+        self._kv_cache.check_integrity([request.blocks for request in live], self.transfers.referenced_blocks)

@@ -59,7 +59,7 @@ class StepScheduler:
         num_speculative_tokens: the most drafts that the workers propose for a request.
         first_step_id: the step id of the first plan.
         step_times: predicts how long steps take; None if the configuration does not limit their time.
-        transfers: how cached blocks are brought from a slab and from tiers; None if there are none.
+        transfers: how cached blocks are brought from a host pool and from tiers; None if there are none.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class StepScheduler:
             for other in list(self._running):
                 self._requeue(other)
         request.is_long = self.sharing.leader(request) is None and self.sharing.is_long(request, self.limits)
-        self._waiting.push(request, is_held=request.has_grammar)  # held until its grammar has been compiled
+        self._waiting.push(request, is_deferred=request.has_grammar)  # deferred until its grammar has been compiled
         if request.has_grammar and not request.defers_grammar and (problem := self._grammars.add(request)):
             self.fail(request.request_id, problem, ErrorKind.OVERLOAD)
 
@@ -176,7 +176,7 @@ class StepScheduler:
         record_planned(rows, plan.step_id, self.limits.planned(plan, encoder_seconds), self._config.stagger)
         if len(plan.grammar_rows):
             self._grammars.expect(plan)
-        if self._waiting.num_held > 0:
+        if self._waiting.num_deferred > 0:
             for request in (row.request for row in rows if row.request.has_planned_prompt):
                 self._waiting.release(request.request_id)  # its followers
         return plan
@@ -217,7 +217,7 @@ class StepScheduler:
             is_planned = num_planned == request.num_computed_tokens  # all of it, and nothing will be drawn
             if (num_planned > request.num_tokens and must_wait) or is_planned or (late and request.request_id in late):
                 continue  # its last token is already being drawn, or it must wait because of stagger or its slow grammar
-            if self._num_speculative_tokens and request.has_untold_tokens and request.num_in_flight:
+            if self._num_speculative_tokens and request.has_unsent_tokens and request.num_in_flight:
                 continue  # the positions of its tokens depend on which drafts in flight are accepted
             start = request.num_computed_tokens
             wanted, num_drafts = num_planned - start, NO_DRAFTS
@@ -339,7 +339,7 @@ class StepScheduler:
             if request.status is RequestStatus.FINISHED:
                 continue
             added = add_tokens(request, drawn, self._grammars, self.stats, num_computed)
-            self._may_have_prompts |= request.has_untold_tokens
+            self._may_have_prompts |= request.has_unsent_tokens
             num_computed = min(num_computed, request.num_tokens)
             if request.status is RequestStatus.RUNNING and self._kv_cache.has_full_blocks(request.blocks, num_computed):
                 first = self._kv_cache.num_known_tokens(request.blocks)

@@ -1,6 +1,6 @@
 """`Transfers`: what the scheduler asks of transfers of KV blocks between the arena and the storage outside of it.
 
-There are two: `KVTransfers` of an engine with a slab (kv_transfers.py), and `NoTransfers` of an engine without one.
+There are two: `KVTransfers` of an engine with a host pool (kv_transfers.py), and `NoTransfers` of an engine without one.
 """
 
 from abc import ABC, abstractmethod
@@ -21,12 +21,12 @@ from inflight.scheduler.request import Request
 class Transfers(ABC):
     """
     Attributes:
-        slab: the index of the slab; empty if there is none.
-        held_blocks: block of the arena -> number of references that transfers hold to it. For tests.
+        host_pool: the index of the host pool; empty if there is none.
+        referenced_blocks: block of the arena -> number of references that transfers hold to it. For tests.
     """
 
-    slab: BlockPool
-    held_blocks: Counter[int]
+    host_pool: BlockPool
+    referenced_blocks: Counter[int]
 
     @property
     @abstractmethod
@@ -71,8 +71,9 @@ class Transfers(ABC):
         """The request has ended."""
 
     @abstractmethod
-    def reset(self, *, with_slab: bool) -> None:
-        """Blocks that are being copied will join neither prefix cache nor slab. With `with_slab` also empty the slab."""
+    def reset(self, *, with_host_pool: bool) -> None:
+        """Blocks that are being copied will join neither prefix cache nor host pool. With `with_host_pool` also empty the
+        host pool."""
 
     @abstractmethod
     def forget_tiers(self) -> None:
@@ -81,7 +82,7 @@ class Transfers(ABC):
 
     @abstractmethod
     def take_counts(self) -> TransferCounts | None:
-        """Returns what the transfers have done since the last call; None if there is no slab."""
+        """Returns what the transfers have done since the last call; None if there is no host pool."""
 
     @abstractmethod
     def wait(self, seconds: float) -> None:
@@ -130,7 +131,7 @@ class TransferSetup:
     """What `KVTransfers` needs beside the scheduler's parts.
 
     Attributes:
-        num_slots: the size of the slab in blocks.
+        num_slots: the size of the host pool in blocks.
         block_bytes: the bytes of one block, all ranks together.
         on_news: called in any thread when a call has ended. Then `Transfers.settle` should be called soon.
     """

@@ -17,7 +17,7 @@ from inflight.models.causal_lm import CausalLM
 from inflight.weight_cache.background import BackgroundWork
 from inflight.weight_cache.folder import CacheFolder, UnusableFolderError
 from inflight.weight_cache.huge_pages import use_huge_pages
-from inflight.weight_cache.identity import ModelFiles, key_of, look_at
+from inflight.weight_cache.identity import ModelFiles, key_of, read_identities
 from inflight.weight_cache.loading import Fill, Loading, MappedLoading, NotedLoading
 from inflight.weight_cache.packed_file import PackedFileError, has_codec, open_packed
 from inflight.weight_cache.place import cache_path
@@ -128,7 +128,7 @@ def _find_entry(
     folder = CacheFolder(path)
     try:
         folder.check()
-        files = look_at(paths)
+        files = read_identities(paths)
     except UnusableFolderError as error:
         logger.warning("weights are not cached: %s, or use --no-weight-cache", error)
         return None
@@ -160,7 +160,7 @@ def _write(
 ) -> None:
     """The task of `BackgroundWork` that writes a packed file. A failure is logged in one line: the engine needs no file."""
     try:
-        if look_at(entry.paths).identities != entry.files.identities:
+        if read_identities(entry.paths).identities != entry.files.identities:
             logger.info("%s: the packed weights are not kept, because the model's files have changed", name)
         elif loading.write(entry.folder, entry.key, notes, limit_bytes=entry.limit_bytes, is_stopped=is_stopped):
             logger.info("%s: the packed weights were written to %s", name, entry.folder.path)

@@ -52,7 +52,7 @@ class ModelFiles:
     are_settled: bool
 
 
-def look_at(files: Iterable[Path]) -> ModelFiles:
+def read_identities(files: Iterable[Path]) -> ModelFiles:
     """
     Raises:
         OSError: a file cannot be read.

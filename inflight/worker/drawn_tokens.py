@@ -73,9 +73,9 @@ class DrawnTokens:
     def add(self, slots: Int32Array, positions: Int32Array, message: Tensor) -> None:
         """Send a step's message to the earlier stages, and apply it. Called on the last stage. The first token emitted for
         `slots[i]` is at `positions[i]`."""
-        told = message.cpu() if self.senders else message  # the links are between hosts
+        on_host = message.cpu() if self.senders else message  # the links are between hosts
         for sender in self.senders:
-            sender.send(told)
+            sender.send(on_host)
         self.apply(slots, positions, message)
 
     def apply(self, slots: Int32Array, positions: Int32Array, message: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""`make_transfers`: makes the `RankTransfers` of one rank, with its slab and its tiers."""
+"""`make_transfers`: makes the `RankTransfers` of one rank, with its host pool and its tiers."""
 
 import hashlib
 
@@ -17,11 +17,11 @@ from inflight.kv_connector.tier_stack import TierStack
 def make_transfers(
     config: EngineConfig, rank: int, device: Device, arena: Tensor, kv_cache_config: KVCacheConfig
 ) -> RankTransfers:
-    """Returns the transfers, and allocates the slab. `arena`: uint8 [num_blocks, block_bytes].
+    """Returns the transfers, and allocates the host pool. `arena`: uint8 [num_blocks, block_bytes].
 
     Raises:
         ConfigError: a tier cannot be made.
-        OutOfMemoryError: the host has too little free memory for the slab.
+        OutOfMemoryError: the host has too little free memory for the host pool.
     """
     transfer = config.cache.transfer
     layout = config.parallel.layout

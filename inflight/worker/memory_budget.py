@@ -5,11 +5,11 @@ this engine. So much must be free when the engine starts: several engines on one
 
 On a CPU all ranks of all replicas of the machine share its memory. Together they need:
 
-    weights of all ranks + slabs of all replicas (kv_offloading_size) + KV caches and working memory of all ranks
+    weights of all ranks + host pools of all replicas (kv_offloading_size) + KV caches and working memory of all ranks
 
-Weights and slabs have a size that is known, and are refused if they do not fit. The share is for the rest: so a model whose
-weights need more than the share runs, if there is memory for it. All this is computed from the free memory before the start
-(`DeviceConfig.free_host_bytes`), because a rank that starts later, or again, finds less: the others have taken theirs.
+Weights and host pools have a size that is known, and are refused if they do not fit. The share is for the rest: so a model
+whose weights need more than the share runs, if there is memory for it. All this is computed from the free memory before the
+start (`DeviceConfig.free_host_bytes`), because a rank that starts later, or again, finds less: the others have taken theirs.
 """
 
 import torch
@@ -50,16 +50,17 @@ class MemoryBudget:
         if place.machine == 0 and config.device.free_host_bytes is not None:
             libraries = self._num_local_ranks // self._ranks_in_process * self._own_bytes
             self._free_host_bytes = max(self._free_host_bytes, config.device.free_host_bytes - libraries)
-        slab = config.cache.transfer.cpu_bytes if config.cache.transfer is not None else 0
-        self._slab_bytes = int(slab * self._local_share)
+        host_pool = config.cache.transfer.cpu_bytes if config.cache.transfer is not None else 0
+        self._host_pool_bytes = int(host_pool * self._local_share)
         self._weights = WeightSizes(rank=0, whole=0)
 
     def check_before_loading(self, weights: WeightSizes) -> None:
-        """Check that what has a known size fits: weights, slab, and the KV cache if the user has set its size. Call this before
-        the weights are loaded.
+        """Check that what has a known size fits: weights, host pool, and the KV cache if the user has set its size. Call
+        this before the weights are loaded.
 
         Raises:
-            OutOfMemoryError: the weights do not fit the GPU or the host, or the slab or the KV cache does not fit beside them.
+            OutOfMemoryError: the weights do not fit the GPU or the host, or the host pool or the KV cache does not fit
+                beside them.
         """
         self._weights = weights
         if isinstance(self._device, Accelerator):
@@ -70,7 +71,7 @@ class MemoryBudget:
             if weights.rank > self._free_bytes:
                 raise OutOfMemoryError(weights_do_not_fit(weights.rank, None, self._free_bytes))
             return
-        self._check_slab(self._all_weights(weights.whole) if self._is_cpu else 0)
+        self._check_host_pool(self._all_weights(weights.whole) if self._is_cpu else 0)
         if self._cache.memory_bytes is not None:
             self._check_kv_cache(self._cache.memory_bytes, weights.rank)
 
@@ -97,7 +98,7 @@ class MemoryBudget:
             left = self._budget_bytes - max(0, self._free_bytes - self._device.available_memory_bytes())
         else:
             ratio = self._unpacked_ratio(runner.mapped_bytes)
-            others = self._all_weights(self._weights.whole) * ratio + self._slab_bytes
+            others = self._all_weights(self._weights.whole) * ratio + self._host_pool_bytes
             left = int((self._free_host_bytes - others) * self._cache.memory_utilization) // self._num_local_ranks
         peak = self._device.measure_peak_bytes(runner.profile_run)
         return left - peak - runner.reserved_bytes(peak)
@@ -115,16 +116,16 @@ class MemoryBudget:
             num_replicas = self._num_local_ranks // self._num_engine_ranks
             raise OutOfMemoryError(weights_do_not_fit(needed, int4, self._free_host_bytes, num_replicas=num_replicas))
 
-    def _check_slab(self, weight_bytes: int) -> None:
+    def _check_host_pool(self, weight_bytes: int) -> None:
         """`weight_bytes`: the weights of all ranks of this machine, if they are in the host's memory."""
-        if not self._slab_bytes or weight_bytes + self._slab_bytes <= self._free_host_bytes:
+        if not self._host_pool_bytes or weight_bytes + self._host_pool_bytes <= self._free_host_bytes:
             return
         room = self._free_host_bytes - weight_bytes
         num_replicas = self._num_local_ranks // self._num_engine_ranks
         lower = f"lower it to {_gib(room // num_replicas)} at most" if room > 0 else "leave it out"
         replicas = f", for {num_replicas} replicas," if num_replicas > 1 else ""
         raise OutOfMemoryError(
-            f"kv_offloading_size (cpu_bytes_to_use) needs {_gib(self._slab_bytes)} of host memory{replicas} beside "
+            f"kv_offloading_size (cpu_bytes_to_use) needs {_gib(self._host_pool_bytes)} of host memory{replicas} beside "
             f"{_gib(weight_bytes)} of weights, but only {_gib(self._free_host_bytes)} is free; {lower}, or free memory"
         )
 
@@ -161,7 +162,7 @@ class MemoryBudget:
     def _check_kv_cache(self, memory_bytes: int, num_bytes: int) -> None:
         """`memory_bytes`: what `kv_cache_memory_bytes` asks for on each rank. `num_bytes`: the size of the weights."""
         num_sharing = self._num_local_ranks if self._is_cpu else 1
-        free_bytes = self._free_host_bytes - self._slab_bytes if self._is_cpu else self._free_bytes
+        free_bytes = self._free_host_bytes - self._host_pool_bytes if self._is_cpu else self._free_bytes
         if num_sharing * (memory_bytes + num_bytes) <= free_bytes:
             return
         room = free_bytes // num_sharing - num_bytes
@@ -169,10 +170,12 @@ class MemoryBudget:
             [f"lower it to {_gib(room)} at most", "free memory"] if room > 0 else ["free memory", "use a smaller model"]
         )
         sharing = f", which {num_sharing} ranks share" if num_sharing > 1 else ""
-        slab = f" beside the slab of {_gib(self._slab_bytes)}" if self._is_cpu and self._slab_bytes else ""
+        host_pool = (
+            f" beside the host pool of {_gib(self._host_pool_bytes)}" if self._is_cpu and self._host_pool_bytes else ""
+        )
         raise OutOfMemoryError(
             f"kv_cache_memory_bytes={memory_bytes} (--kv-cache-memory-bytes) asks for a KV cache of {_gib(memory_bytes)} "
-            f"beside {_gib(num_bytes)} of weights, but only {_gib(free_bytes)} of memory is free{slab}{sharing}; "
+            f"beside {_gib(num_bytes)} of weights, but only {_gib(free_bytes)} of memory is free{host_pool}{sharing}; "
             f"{', '.join(ways)}, or do not set kv_cache_memory_bytes: then the engine chooses a size that fits into the free "
             "memory"
         )

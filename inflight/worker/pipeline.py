@@ -47,11 +47,11 @@ class Pipeline:
         self.link = _link(spec, stage, world, device, timeline)
         last = layout.pipeline_parallel_size - 1
         k = config.speculative.num_speculative_tokens if config.speculative else 0
-        told = range(last if k else 1)
+        receivers = range(last if k else 1)
         if stage.is_last:
-            channels = [world.channel(layout.rank(tp_rank, pp_rank), "tokens") for pp_rank in told]
+            channels = [world.channel(layout.rank(tp_rank, pp_rank), "tokens") for pp_rank in receivers]
             self.senders = tuple(map(TokenSender, channels))
-        elif pp_rank in told:
+        elif pp_rank in receivers:
             self.receiver = TokenReceiver(world.channel(layout.rank(tp_rank, last), "tokens"), width=2 * k + 1)
 
     def close(self) -> None:

@@ -59,8 +59,8 @@ class StepDrafts:
         drawn.write(slots[rows], (positions[rows] + columns).astype(np.int32), tokens[rows, columns])
         num_tokens = np.minimum(positions + counts, self._max_model_len).astype(np.int32)
         next_drafts = self._propose(model_input, forward, num_tokens)
-        told = torch.from_numpy(np.concatenate([tokens, next_drafts], axis=1)).to(sampled.device)
-        return told, VerifiedDraws(counts, positions, inputs.draw_start_loc, next_drafts)
+        message = torch.from_numpy(np.concatenate([tokens, next_drafts], axis=1)).to(sampled.device)
+        return message, VerifiedDraws(counts, positions, inputs.draw_start_loc, next_drafts)
 
     def _propose(self, model_input: ModelInput, forward: ForwardOutput, num_tokens: Int32Array) -> Int32Array:
         """The next drafts of the rows that draw, which have so many tokens now: [num_sampling_rows, k], padded with -1."""

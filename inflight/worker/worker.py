@@ -178,7 +178,7 @@ class Worker(StepPipeline):
 
     @property
     def _rank_transfers(self) -> RankTransfers:
-        assert self._transfers is not None, "the engine has no slab"
+        assert self._transfers is not None, "the engine has no host pool"
         return self._transfers
 
     def graph_report(self) -> dict[str, Any]:  # Any: JSON

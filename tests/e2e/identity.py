@@ -73,7 +73,7 @@ class Features:
     num_drafts: int = 0
     draft_method: str = "ngram"
     draft_model: Path | None = None
-    offloads: bool = False  # to a slab; it needs the prefix cache
+    offloads: bool = False  # to a host pool; it needs the prefix cache
     resumed_at: tuple[int, ...] = ()  # before these steps the core loses all requests, and the front end resumes them
 
     def arguments(self, max_model_len: int) -> dict[str, Any]:

@@ -116,7 +116,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "stop": (False, True),
     "budget": (False, True),
     "resume": (False, True),
-    "slab": (False, True),
+    "host pool": (False, True),
     "pool": (False, True),
 }
 
@@ -156,7 +156,7 @@ def features_of(cell: Row, draft_model: Path) -> Features:
         draft_method=str(cell["drafts"] or "ngram"),
         draft_model=draft_model if cell["drafts"] == "draft_model" else None,
         resumed_at=(5, 12, 30, 60) if cell["resume"] else (),
-        offloads=bool(cell["slab"]),
+        offloads=bool(cell["host pool"]),
     )
 
 

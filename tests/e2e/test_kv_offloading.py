@@ -1,6 +1,6 @@
 """KV blocks in host memory and in a folder: the same tokens as without them, for every feature that touches the KV cache.
 
-Prompts are computed, then the prefix cache is emptied, or is too small anyway. So what is found comes from the slab.
+Prompts are computed, then the prefix cache is emptied, or is too small anyway. So what is found comes from the host pool.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TEXTS = (
 )
 PROMPTS = [text * 5 + end for text in TEXTS for end in ("Then", "But the")]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-SLAB = {"kv_offloading_size": 0.02}
+HOST_POOL = {"kv_offloading_size": 0.02}
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ def compare(found: list[RequestOutput], truth: list[RequestOutput]) -> None:
 
 
 class Truth:
-    """What engines without a slab answer, one for each set of arguments that changes numbers."""
+    """What engines without a host pool answer, one for each set of arguments that changes numbers."""
 
     def __init__(self) -> None:
         self._llms: dict[str, LLM] = {}
@@ -140,7 +140,7 @@ FEATURES: dict[str, tuple[dict[str, Any], SamplingParams | list[SamplingParams]]
 
 
 def check_feature(llm: LLM, params: SamplingParams | list[SamplingParams], wanted: list[RequestOutput]) -> None:
-    """Twice: the second time all blocks come from the slab."""
+    """Twice: the second time all blocks come from the host pool."""
     compare(run(llm, params), wanted)
     finish(llm)
     saved = take_counts(llm)
@@ -153,15 +153,15 @@ def check_feature(llm: LLM, params: SamplingParams | list[SamplingParams], wante
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_tokens_are_those_of_an_engine_without_a_slab(truth: Truth, feature: str) -> None:
+def test_tokens_are_those_of_an_engine_without_a_host_pool(truth: Truth, feature: str) -> None:
     arguments, params = FEATURES[feature]
-    with make(**SLAB, **arguments) as llm:
+    with make(**HOST_POOL, **arguments) as llm:
         check_feature(llm, params, truth(params))
 
 
 @pytest.mark.skipif(not INSTRUCTION_SETS_HERE, reason="the C++ kernels are not here")
 def test_an_int8_cache(truth: Truth) -> None:
-    with make(**SLAB, kv_cache_dtype="int8") as llm:
+    with make(**HOST_POOL, kv_cache_dtype="int8") as llm:
         check_feature(llm, GREEDY, truth(GREEDY, kv_cache_dtype="int8"))
 
 
@@ -170,7 +170,7 @@ def test_a_cache_that_is_too_small(truth: Truth) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
     wanted = truth(params)
     block_bytes = truth.block_bytes
-    with make(**SLAB, kv_cache_memory_bytes=17 * block_bytes, max_num_seqs=4) as llm:
+    with make(**HOST_POOL, kv_cache_memory_bytes=17 * block_bytes, max_num_seqs=4) as llm:
         for _ in range(3):
             compare(run(llm, params), wanted)
             finish(llm)
@@ -213,12 +213,12 @@ def test_another_engine_finds_the_blocks_in_a_folder(truth: Truth, tmp_path: Pat
 
 @pytest.mark.parametrize("restarts", ["", "fs", "obj"])
 def test_the_next_message_goes_on_from_a_recurrent_state(tmp_path: Path, restarts: str) -> None:
-    """The state after the last full block of an answer is saved when the request ends: in the slab, and in the tier, where
+    """The state after the last full block of an answer is saved when the request ends: in the host pool, and in the tier, where
     another engine finds it."""
     folder = str(write_model(FAMILY_CONFIGS["qwen3_5"][0], tmp_path / "model", seed=1))
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     tiers = [tier_in(tmp_path / "kv", restarts)] if restarts else []
-    arguments: dict[str, Any] = {"model": folder, "skip_tokenizer_init": True, **SLAB}
+    arguments: dict[str, Any] = {"model": folder, "skip_tokenizer_init": True, **HOST_POOL}
     arguments["kv_transfer_config"] = {"kv_connector_extra_config": {"secondary_tiers": tiers}}
     with make(**arguments) as llm:
         (first,) = llm.generate([[5, 9, 4] * 10], params, use_tqdm=False)
@@ -243,7 +243,7 @@ def test_the_next_message_goes_on_from_a_recurrent_state(tmp_path: Path, restart
 def test_chats_that_share_their_beginnings_under_lack_of_memory(
     tmp_path: Path, family: str, arena: int, least: float
 ) -> None:
-    """Nine chats with three system prompts, three at a time. The arena has room for two, the slab for all."""
+    """Nine chats with three system prompts, three at a time. The arena has room for two, the host pool for all."""
     folder = str(write_model(FAMILY_CONFIGS[family][0], tmp_path / "model", seed=1))
     fixed: dict[str, Any] = {"max_model_len": 400, "block_size": 8, "max_num_batched_tokens": 64}
     fixed |= {"model": folder, "skip_tokenizer_init": True, "state_checkpoint_tokens": 64}
@@ -269,8 +269,8 @@ def test_chats_that_share_their_beginnings_under_lack_of_memory(
 
     truth, _ = run_chats(kv_cache_memory_bytes=1 << 22, enable_prefix_caching=False)
     small, _ = run_chats(kv_cache_memory_bytes=arena)
-    with_slab, share = run_chats(kv_cache_memory_bytes=arena, kv_offloading_size=0.004)
-    assert small == truth and with_slab == truth
+    with_host_pool, share = run_chats(kv_cache_memory_bytes=arena, kv_offloading_size=0.004)
+    assert small == truth and with_host_pool == truth
     assert share >= least
 
 
@@ -329,8 +329,8 @@ def test_the_server_keeps_blocks_in_host_memory() -> None:
 
 
 def test_no_token_changes_when_processes_die_while_blocks_are_copied(tmp_path: Path) -> None:
-    """Two ranks with a folder behind their slabs. Before each round the arena is empty, so that all blocks are loaded, fetched
-    or computed and saved while a rank or the engine dies."""
+    """Two ranks with a folder behind their host pools. Before each round the arena is empty, so that all blocks are loaded,
+    fetched or computed and saved while a rank or the engine dies."""
     rng = random.Random(1)
     extra = {"secondary_tiers": [{"type": "fs", "path": str(tmp_path), "max_bytes": 1 << 28}]}
     options = ["-tp", "2", "--dtype", "float32", "--block-size", str(BLOCK), "--kv-cache-memory-bytes", str(1 << 24)]

@@ -133,7 +133,7 @@ class LateExecutor:
         self.recoveries.append(cause)
         self._queue.clear()
         if self.transfers is not None:
-            self.transfers.begin_epoch(cause, loses_slab=bool(self.replaced))
+            self.transfers.begin_epoch(cause, loses_host_pool=bool(self.replaced))
         self.meeting = Meeting(self.meeting.epoch + 1, self.world_size)
         return set(self.replaced)
 

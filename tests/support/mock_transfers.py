@@ -2,7 +2,7 @@
 
 It keeps to what `RankTransfers` promises and to nothing else. A copy happens at any time between its call and its end: each one
 draws whether it happens first or last. A load begins when the newest step before it has run. What a tier gives is verified, so
-a torn, damaged, swapped or foreign object is a missing one. The slab's and the tiers' contents are the arena's rows.
+a torn, damaged, swapped or foreign object is a missing one. The host pool's and the tiers' contents are the arena's rows.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class MockTransfers:
         self, rng: random.Random, tiers: dict[bytes, Object], *, fault_rate: float = 0.0, slowness: float = 0.3
     ) -> None:
         self._rng, self._tiers, self._fault_rate, self._slowness = rng, tiers, fault_rate, slowness
-        self._slab: dict[int, Row] = {}
+        self._host_pool: dict[int, Row] = {}
         self._calls: list[_Call] = []
         self._saves: dict[int, tuple[list[list[bytes]], list[int]]] = {}
         self.num_faults = 0
@@ -81,7 +81,7 @@ class MockTransfers:
         while self._calls:
             self._end(self._calls[0])
 
-    def begin_epoch(self, cause: RankError, *, loses_slab: bool) -> None:
+    def begin_epoch(self, cause: RankError, *, loses_host_pool: bool) -> None:
         """The calls under way fail. Their copies have happened, or never will."""
         calls, self._calls = self._calls, []
         self._saves.clear()
@@ -89,8 +89,8 @@ class MockTransfers:
             if call.may_end and self._rng.random() < 0.5:
                 call.end()
             call.future.set_exception(type(cause)("dropped", rank=0))
-        if loses_slab:
-            self._slab.clear()
+        if loses_host_pool:
+            self._host_pool.clear()
 
     def _end(self, call: _Call) -> None:
         self._calls.remove(call)
@@ -127,7 +127,7 @@ class MockTransfers:
                 count = self._rng.randrange(count)
                 self._saves[number] = [], []
             for block, slot in list(zip(blocks, slots, strict=True))[:count]:
-                self._slab[slot] = executor.worker._cache[block].copy()
+                self._host_pool[slot] = executor.worker._cache[block].copy()
             return not is_faulty
 
         return _Call(future, self._once(copy))
@@ -138,7 +138,7 @@ class MockTransfers:
         def store() -> tuple[bool, dict[str, dict[str, float]]]:
             rest = iter(slots)
             for together in keys:
-                rows = [(key, self._slab[next(rest)].copy()) for key in together]
+                rows = [(key, self._host_pool[next(rest)].copy()) for key in together]
                 if not self._is_faulty():
                     name = _name(together[-1], len(together))
                     same = zip(rows, self._tiers.get(name, rows), strict=True)
@@ -161,7 +161,7 @@ class MockTransfers:
         def store() -> tuple[bool, dict[str, dict[str, float]]]:
             rest = iter(slots)
             for together in keys:
-                rows = [(key, self._slab[next(rest)].copy()) for key in together]
+                rows = [(key, self._host_pool[next(rest)].copy()) for key in together]
                 if not self._is_faulty():
                     self._tiers.setdefault(_name(together[-1], len(together)), rows)
             return True, {}
@@ -185,7 +185,7 @@ class MockTransfers:
                 places = [(_name(chunk, length), number) for length in LENGTHS if chunk] + [(key, 0)]
                 rows = [row for name, place in places if (row := self._find(key, name, place)) is not None]
                 if rows:
-                    self._slab[slot] = rows[0].copy()
+                    self._host_pool[slot] = rows[0].copy()
                     found[i] = True
                 else:
                     break
@@ -209,7 +209,7 @@ class MockTransfers:
                     executor.worker._cache[block] = -3
                 return False
             for slot, block in zip(slots, blocks, strict=True):
-                executor.worker._cache[block] = self._slab[slot]
+                executor.worker._cache[block] = self._host_pool[slot]
             return True
 
         after = executor.newest

@@ -70,7 +70,7 @@ class EngineCore(StepLoop):
         self.block_events = kv_cache.watch_blocks() if config.cache.events is not None else None
         if config.cache.transfer is not None and self.cached_names is not None:
             for names in self.cached_names.names:
-                names.add(scheduler.transfers.slab)  # a block of the slab is nearly as good for a router
+                names.add(scheduler.transfers.host_pool)  # a block of the host pool is nearly as good for a router
         self._grammars = grammars
         self._has_peers = parallel.world_size > 1
         self._fault_tolerance = config.fault_tolerance
@@ -149,7 +149,7 @@ class EngineCore(StepLoop):
             self._listener.faults_changed(self.fault_status())
             return False
         if not result.kept_arenas:
-            self.scheduler.reset_prefix_cache(reset_slab=True)
+            self.scheduler.reset_prefix_cache(reset_host_pool=True)
         summary = f"the engine failed: {str(cause).splitlines()[0]}"
         if self._fault_tolerance.resume_requests_after_recovery:
             failed = {request_id for plan in _failed_plans(cause, plans) for request_id in plan.request_ids}

@@ -180,8 +180,8 @@ class StepLoop:
         return self._records.take_stats()
 
     def reset_prefix_cache(self, *, reset_connector: bool = False) -> None:
-        """Empty the prefix cache in the arena. With `reset_connector` also forget what is in the slab and in the tiers."""
-        self.scheduler.reset_prefix_cache(reset_slab=reset_connector)
+        """Empty the prefix cache in the arena. With `reset_connector` also forget what is in the host pool and in the tiers."""
+        self.scheduler.reset_prefix_cache(reset_host_pool=reset_connector)
         if reset_connector:
             self.scheduler.transfers.forget_tiers()
 

@@ -197,13 +197,13 @@ class EngineKeeper:
         process = self.process
         assert process is not None
         begun = time.monotonic()
-        await self._follow(process, until_ready=True)
+        await self._wait_for_end(process, until_ready=True)
         if not process.is_ready and not process.was_killed:
             self._give_up(f"the engine's process is gone: {process.state}")  # it could not start
         self._start_seconds = time.monotonic() - begun if process.is_ready else 0.0
         self._fix_cache_size(process)
         while True:
-            await self._follow(process)
+            await self._wait_for_end(process)
             process = await self._recover(process)
 
     def _fix_cache_size(self, process: EngineProcess) -> None:
@@ -213,7 +213,9 @@ class EngineKeeper:
             cache = replace(self._config.cache, num_blocks=process.num_blocks)
             self._config = replace(self._config, cache=cache)
 
-    async def _follow(self, process: EngineProcess, *, until_ready: bool = False, deadline: float = math.inf) -> None:
+    async def _wait_for_end(
+        self, process: EngineProcess, *, until_ready: bool = False, deadline: float = math.inf
+    ) -> None:
         """Return when the process has ended. With `until_ready` return also when it is ready. Kill a process that hangs, or
         that is not ready at `deadline`."""
         while not process.has_ended and not (until_ready and process.is_ready):
@@ -245,7 +247,7 @@ class EngineKeeper:
             begun = time.monotonic()
             # a start that takes no longer than twice the first start is no hang
             allowed = max((deadline - begun) / share, 2 * self._start_seconds)
-            await self._follow(process, until_ready=True, deadline=min(begun + allowed, deadline))
+            await self._wait_for_end(process, until_ready=True, deadline=min(begun + allowed, deadline))
             now = time.monotonic()
             if process.is_ready:  # if it has ended since, that is another fault
                 return process

@@ -33,7 +33,7 @@ class EngineWatch:
     def __init__(self) -> None:
         self.links: set[FrontEndLink] = set()
         self._next = 0.0
-        self._told_ns: dict[int, int] = {}  # lane -> the end of its last event that was told
+        self._sent_ns: dict[int, int] = {}  # lane -> the end of its last event that was sent
         self._asked: Future[list[list[Event]]] | None = None
 
     def take(self, link: FrontEndLink, message: Watch | EndRequests, core: EngineCore) -> None:
@@ -67,14 +67,14 @@ class EngineWatch:
 
     def _view(self, core: EngineCore, executor: Executor) -> EngineView:
         request_ids, requests, blocks = watched_state(core.scheduler)
-        lanes = {0: self._new(0, core.timeline.events(self._told_ns.get(0, 0)))}
+        lanes = {0: self._new(0, core.timeline.events(self._sent_ns.get(0, 0)))}
         if self._asked is not None and self._asked.done():
             if self._asked.exception() is None:  # otherwise a rank was lost; the next call asks those that live
                 lanes |= {1 + rank: self._new(1 + rank, events) for rank, events in enumerate(self._asked.result())}
             self._asked = None
         if self._asked is None and core.fault_status().state == "healthy":
-            told_ns = min((self._told_ns.get(1 + rank, 0) for rank in range(executor.world_size)), default=0)
-            self._asked = executor.collective_rpc("timeline_events", (told_ns,), non_block=True, beside=True)
+            sent_ns = min((self._sent_ns.get(1 + rank, 0) for rank in range(executor.world_size)), default=0)
+            self._asked = executor.collective_rpc("timeline_events", (sent_ns,), non_block=True, beside=True)
         phases = tuple(dict.fromkeys(event.phase for events in lanes.values() for event in events))
         return EngineView(
             step_id=max((event.step_id for event in lanes[0]), default=-1),
@@ -88,9 +88,9 @@ class EngineWatch:
 
     def _new(self, lane: int, events: Sequence[Event]) -> Sequence[Event]:
         """Those that have ended since the last view."""
-        told = self._told_ns.get(lane, 0)
-        new = [event for event in events if event.end_ns > told][-MAX_SPANS:]
-        self._told_ns[lane] = max((event.end_ns for event in new), default=told)
+        sent = self._sent_ns.get(lane, 0)
+        new = [event for event in events if event.end_ns > sent][-MAX_SPANS:]
+        self._sent_ns[lane] = max((event.end_ns for event in new), default=sent)
         return new
 
 

@@ -14,7 +14,7 @@ from inflight.interface.kv_cache import STATE_BLOCKS, KVCacheConfig, KVCacheGrou
 
 logger = logging.getLogger(__name__)
 
-MIN_SLOTS = 16  # blocks in the slab, one of which is the dummy block
+MIN_SLOTS = 16  # blocks in the host pool, one of which is the dummy block
 
 
 def make_groups(ranks: Sequence[Mapping[str, KVCacheSpec]]) -> list[tuple[KVCacheGroup, ...]]:
@@ -71,7 +71,7 @@ def make_kv_cache_configs(
     utilization: float | None = None,
     max_num_seqs: int = 0,
     usual_sequence_len: int | None = None,
-    slab_bytes: int = 0,
+    host_pool_bytes: int = 0,
     num_blocks: int | None = None,
     contents: bytes = b"",
     num_ahead_tokens: int = 0,
@@ -89,12 +89,12 @@ def make_kv_cache_configs(
         is_measured: True if `available_bytes` was measured, False if the user has set it.
         utilization: `gpu_memory_utilization`, for the text of the error.
         num_blocks: the number of blocks that an engine before this one had; then nothing else decides it.
-        slab_bytes: host memory for more blocks, all ranks together.
+        host_pool_bytes: host memory for more blocks, all ranks together.
         contents, num_ahead_tokens: see `KVCacheConfig`.
 
     Raises:
-        OutOfMemoryError: the slab is too small, or one sequence of `max_model_len` tokens does not fit. If a shorter sequence
-            fits, the message contains its length.
+        OutOfMemoryError: the host pool is too small, or one sequence of `max_model_len` tokens does not fit. If a shorter
+            sequence fits, the message contains its length.
     """
     groups_of_rank = make_groups(ranks)
     block_bytes = [
@@ -118,10 +118,10 @@ def make_kv_cache_configs(
     if usual_sequence_len is not None and num_blocks is None:
         usual = blocks_per_sequence(groups, num_tokens=usual_sequence_len, max_step_tokens=max_step_tokens)
         count = min(count, max(needed, 1 + max_num_seqs * usual))
-    num_slots = slab_bytes // sum(block_bytes)
-    if slab_bytes and num_slots < MIN_SLOTS:
+    num_slots = host_pool_bytes // sum(block_bytes)
+    if host_pool_bytes and num_slots < MIN_SLOTS:
         raise OutOfMemoryError(
-            f"kv_offloading_size (cpu_bytes_to_use) is {_size(slab_bytes)}, but {MIN_SLOTS} blocks, the fewest, need "
+            f"kv_offloading_size (cpu_bytes_to_use) is {_size(host_pool_bytes)}, but {MIN_SLOTS} blocks, the fewest, need "
             f"{_size(MIN_SLOTS * sum(block_bytes))}; raise it"
         )
     return [
@@ -219,7 +219,7 @@ def allocate_kv_cache(config: EngineConfig, executor: Executor) -> KVCacheConfig
         max_num_seqs=config.scheduler.max_num_seqs,
         usual_sequence_len=config.cache.usual_sequence_len,
         num_blocks=config.cache.num_blocks,
-        slab_bytes=transfer.cpu_bytes if transfer is not None else 0,
+        host_pool_bytes=transfer.cpu_bytes if transfer is not None else 0,
         num_ahead_tokens=config.speculative.num_speculative_tokens if config.speculative and config.draft_model else 0,
         contents=contents_of(config.model, config.draft_model) if transfer is not None and transfer.tiers else b"",
     )

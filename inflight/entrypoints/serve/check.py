@@ -72,16 +72,17 @@ def model_problems(args: EngineArgs) -> list[str]:
 def _check_room(
     args: EngineArgs, source: Path, mmproj: Path | None, architecture: ModelArchitecture, machine: Machine
 ) -> None:
-    """Raises OutOfMemoryError if weights, KV caches and slabs do not fit into the memory. Reads the headers of the weights."""
+    """Raises OutOfMemoryError if weights, KV caches and host pools do not fit into the memory. Reads the headers of the
+    weights."""
     quantization = args.quantization if args.quantization in ("int4", "int8", "fp8") else None
     room = None if args.load_format == "dummy" else find_room(source, architecture, args.dtype, quantization, mmproj)
     if room is not None and args.nnodes == 1:
         num_ranks = args.tensor_parallel_size * args.pipeline_parallel_size
-        slab_bytes = 0
+        host_pool_bytes = 0
         with suppress(ConfigError):  # `find_conflicts` has reported it
             transfer = resolve_kv_transfer(args)
-            slab_bytes = 0 if transfer is None else transfer.cpu_bytes
-        room = room._replace(num_ranks=num_ranks, num_replicas=len(args.replicas), slab_bytes=slab_bytes)
+            host_pool_bytes = 0 if transfer is None else transfer.cpu_bytes
+        room = room._replace(num_ranks=num_ranks, num_replicas=len(args.replicas), host_pool_bytes=host_pool_bytes)
         check_room(room._replace(kv_cache_bytes=args.kv_cache_memory_bytes or 0), machine)
 
 

@@ -248,7 +248,7 @@ class StepLimits:
             num_steps = 1
             if request.num_planned_tokens > request.num_tokens:
                 num_steps += max(0, request.staggered_until - step_id)
-            if num_steps == 1 and self._has_drafts and request.has_untold_tokens and request.num_in_flight:
+            if num_steps == 1 and self._has_drafts and request.has_unsent_tokens and request.num_in_flight:
                 num_steps = 2
             if num_steps == 1:
                 load.add_decode(request.num_computed_tokens)

@@ -33,7 +33,7 @@ UNCERTAINTY = 0.5
 PACE = 0.5  # after each step, the slowdown moves by this share of its distance to that step's slowdown, in logarithms
 RETURN = 0.01  # then it moves by this share of its distance to 1, in logarithms
 # in each step the held slowdown falls by this share of its distance to the slowdown, in logarithms
-HOLD_PACE = 0.1
+DECAY_PACE = 0.1
 SPREAD_PACE = 0.05
 MAX_SPREAD = 0.25
 # measured / predicted is limited to [1 / MAX_SURPRISE, MAX_SURPRISE], so that one strange step changes little
@@ -59,7 +59,7 @@ class StepTimeModel:
         self._fitted = np.ones(len(costs))
         self._covariance = np.eye(len(costs)) * UNCERTAINTY**2
         self._costs = costs
-        self.slowdown = self._held_slowdown = 1.0
+        self.slowdown = self._decaying_slowdown = 1.0
         self._spread = 0.0
 
     @classmethod
@@ -95,7 +95,7 @@ class StepTimeModel:
         """How many tokens of a prompt can be added to `load`, so that the step's predicted time * (1 + spread) is at most
         `seconds`. `context`: how many tokens of the prompt are computed. `most`: the most tokens that may be added."""
         pair_cost, context_cost = self._costs[5:7]
-        allowed = seconds / (1 + self._spread) / self._held_slowdown - context_cost * context
+        allowed = seconds / (1 + self._spread) / self._decaying_slowdown - context_cost * context
         allowed += self._token_seconds(load.num_tokens) - self._unhindered_seconds(load)
         low = 0
         high = count = most  # often all fit
@@ -122,8 +122,8 @@ class StepTimeModel:
         self._spread += SPREAD_PACE * (error - self._spread)
         moved = (self.slowdown * surprise**PACE) ** (1 - RETURN)
         self.slowdown = min(max(moved, MIN_SLOWDOWN), MAX_SLOWDOWN)
-        held = self._held_slowdown
-        self._held_slowdown = max(self.slowdown, held * (self.slowdown / held) ** HOLD_PACE)
+        before = self._decaying_slowdown
+        self._decaying_slowdown = max(self.slowdown, before * (self.slowdown / before) ** DECAY_PACE)
         return predicted
 
     def _fit(self, shares: np.ndarray[Any, np.dtype[np.float64]], error: float) -> None:

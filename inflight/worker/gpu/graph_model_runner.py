@@ -147,7 +147,7 @@ class GraphModelRunner(Runner[DeviceStep, IntermediateTensors | None, DeviceStep
     def _begin_steps(self) -> None:
         """Forget all steps."""
         self._ring = StagingRing(self._accelerator, self._config.scheduler.max_depth + 1)
-        self._told_ring = StagingRing(self._accelerator, 2)
+        self._drawn_ring = StagingRing(self._accelerator, 2)
         self._advanced = self._applied = self._undrawn = self._copied = None
 
     def warm_up(self) -> None:
@@ -289,7 +289,7 @@ class GraphModelRunner(Runner[DeviceStep, IntermediateTensors | None, DeviceStep
 
     def _apply_drawn_elsewhere(self, slots: Int32Array, positions: Int32Array, message: Tensor) -> None:
         """Write tokens that the last stage has drawn to the state of this stage."""
-        self._write(self._told_ring, self._entries.told(slots, message[:, 0].numpy()))
+        self._write(self._drawn_ring, self._entries.drawn(slots, message[:, 0].numpy()))
 
     def _set_logits_aside(self) -> None:
         """If a step has not drawn its tokens yet, copy its logits, because the next forward overwrites them."""

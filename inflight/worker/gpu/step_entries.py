@@ -88,7 +88,7 @@ class StepEntries:
             self._run("draw_positions", np.ones(num_rows)),
         ]
 
-    def told(self, slots: Int32Array, token_ids: Int32Array) -> list[Column]:
+    def drawn(self, slots: Int32Array, token_ids: Int32Array) -> list[Column]:
         """Entries for tokens that another rank has drawn."""
         return [(self._start["last_tokens"] + slots.astype(np.int64), token_ids)]
 

@@ -134,9 +134,9 @@ def test_the_error_has_the_numbers_and_what_to_do(monkeypatch: pytest.MonkeyPatc
     check_room(Room(2 * GIB, GIB), CPU)
 
 
-def test_caches_and_slabs_of_all_ranks_and_replicas_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_and_host_pools_of_all_ranks_and_replicas_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, `inflight serve --check` looked at the weights only."""
-    room = Room(3 * GIB, None, num_ranks=2, num_replicas=2, kv_cache_bytes=GIB, slab_bytes=GIB)
+    room = Room(3 * GIB, None, num_ranks=2, num_replicas=2, kv_cache_bytes=GIB, host_pool_bytes=GIB)
     text = refusal(room, 11 * GIB, monkeypatch)
     assert (
         "6.00 GiB of memory" in text

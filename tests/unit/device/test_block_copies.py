@@ -47,15 +47,15 @@ def test_blocks_go_to_slots_and_back(device: Device) -> None:
     arena = numbered(device)
     copies = block_copies.block_copies(device, arena, NUM_SLOTS)
     assert isinstance(copies, AcceleratorBlockCopies if isinstance(device, Accelerator) else HostBlockCopies)
-    assert (copies.slab.shape, copies.slab.dtype) == ((NUM_SLOTS, BLOCK_BYTES), np.uint8)
-    copies.slab[:] = 90
+    assert (copies.host_pool.shape, copies.host_pool.dtype) == ((NUM_SLOTS, BLOCK_BYTES), np.uint8)
+    copies.host_pool[:] = 90
     copies.save([4, 1], [2, 6])
-    assert bytes_of(copies.slab) == [90, 90, 5, 90, 90, 90, 2]
+    assert bytes_of(copies.host_pool) == [90, 90, 5, 90, 90, 90, 2]
     assert bytes_of(arena) == [1, 2, 3, 4, 5]
-    copies.slab[6] = 77
+    copies.host_pool[6] = 77
     copies.load([6, 2], [0, 3])
     assert bytes_of(arena) == [77, 2, 3, 5, 5]
-    assert bytes_of(copies.slab) == [90, 90, 5, 90, 90, 90, 77]
+    assert bytes_of(copies.host_pool) == [90, 90, 5, 90, 90, 90, 77]
 
 
 def test_lists_of_other_lengths_are_a_defect(device: Device) -> None:
@@ -78,10 +78,10 @@ def test_copies_of_a_gpu_have_a_stream_of_their_own(order: tuple[str, ...]) -> N
     device.close()
 
 
-def test_a_slab_that_does_not_fit(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
+def test_a_host_pool_that_does_not_fit(monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
     needed, arena = NUM_SLOTS * BLOCK_BYTES, numbered(device)
     monkeypatch.setattr(block_copies, "available_bytes", lambda: needed - 1)
     with pytest.raises(OutOfMemoryError, match=r"^kv_offloading_size \(cpu_bytes_to_use\)"):
         block_copies.block_copies(device, arena, NUM_SLOTS)
     monkeypatch.setattr(block_copies, "available_bytes", lambda: needed)
-    assert len(block_copies.block_copies(device, arena, NUM_SLOTS).slab) == NUM_SLOTS
+    assert len(block_copies.block_copies(device, arena, NUM_SLOTS).host_pool) == NUM_SLOTS

@@ -26,15 +26,15 @@ def test_names_that_join_and_leave() -> None:
 
 
 def test_a_name_that_one_of_two_pools_has_is_cached() -> None:
-    arena, slab = BlockPool(3), BlockPool(5)
+    arena, host_pool = BlockPool(3), BlockPool(5)
     names = CachedNames(arena, 0)
-    names.add(slab)
-    for pool in (arena, slab):
+    names.add(host_pool)
+    for pool in (arena, host_pool):
         (block_id,) = pool.allocate(1)
         pool.register(block_id, (b"both", 0))
         pool.free([block_id])
     assert names.take() == {b"both": True} == names.present()
     arena.allocate(2)
-    assert names.take() == {b"both": True}, "the slab has it"
-    slab.forget_all()
+    assert names.take() == {b"both": True}, "the host pool has it"
+    host_pool.forget_all()
     assert names.take() == {b"both": False} and names.present() == {}

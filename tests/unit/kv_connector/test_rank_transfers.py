@@ -19,7 +19,7 @@ from tests.support.waits import MOST_SECONDS, wait_until
 NUM_BLOCKS, NUM_SLOTS, BLOCK_BYTES = 8, 16, 4
 
 
-class HeldSlab:
+class HeldHostPool:
     """An array of slots. `on_read` is called before a row is read, with the number of the slot."""
 
     shape = (NUM_SLOTS, BLOCK_BYTES)
@@ -41,7 +41,7 @@ class HeldCopies:
 
     def __init__(self) -> None:
         self.arena = np.repeat(np.arange(NUM_BLOCKS, dtype=np.uint8)[:, None], BLOCK_BYTES, axis=1)
-        self.slab: Any = HeldSlab()
+        self.host_pool: Any = HeldHostPool()
         self.before: Callable[[str], None] = lambda what: None
         self.entered: list[str] = []
 
@@ -50,15 +50,15 @@ class HeldCopies:
 
     def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         self.before("save")
-        self.slab.rows[list(slots)] = self.arena[list(blocks)]
+        self.host_pool.rows[list(slots)] = self.arena[list(blocks)]
 
     def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         self.before("load")
-        self.arena[list(blocks)] = self.slab.rows[list(slots)]
+        self.arena[list(blocks)] = self.host_pool.rows[list(slots)]
 
     def slot(self, number: int) -> int:
         """The byte of a slot."""
-        (byte,) = set(self.slab.rows[number].tolist())
+        (byte,) = set(self.host_pool.rows[number].tolist())
         return int(byte)
 
     def block(self, number: int) -> int:
@@ -320,14 +320,14 @@ def test_a_hit_of_a_far_tier_is_stored_in_the_nearer_ones(transfers: RankTransfe
 # -- epochs ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_fetch_of_an_older_epoch_does_not_write_to_the_slab(
+def test_a_fetch_of_an_older_epoch_does_not_write_to_the_host_pool(
     transfers: RankTransfers, copies: HeldCopies, tiers: HeldTiers, gate: Gate
 ) -> None:
     tiers.contents, tiers.before = {b"a": (11, 0)}, gate
     fetched = transfers.fetch([b"a"], [4])
     wait_until(lambda: gate.num_waiting)
     transfers.begin_epoch()
-    copies.slab.rows[4] = 77  # the engine uses the slot again
+    copies.host_pool.rows[4] = 77  # the engine uses the slot again
     gate.open()
     assert get(fetched)[0] == [False]
     assert copies.slot(4) == 77
@@ -355,7 +355,7 @@ def test_a_slot_that_was_used_again_is_not_stored_under_the_old_key(
     assert get(transfers.save(1, [3, 5], [9, 2], [[b"three"], [b"five"]])) is True
     wait_until(lambda: gate.num_waiting)
     transfers.begin_epoch()
-    copies.slab.rows[:] = 77
+    copies.host_pool.rows[:] = 77
     gate.open()
     stores_ended(transfers)
     assert tiers.stored == [(b"three", 3, None)]  # that one was copied before
@@ -367,9 +367,9 @@ def test_an_epoch_that_begins_while_a_slot_is_copied_for_a_store(
 ) -> None:
     def begin(slot: int) -> None:
         transfers.begin_epoch()
-        copies.slab.rows[slot] = 77
+        copies.host_pool.rows[slot] = 77
 
-    copies.slab.on_read = begin
+    copies.host_pool.on_read = begin
     assert get(transfers.save(1, [3], [9], [[b"three"]])) is True
     wait_until(lambda: transfers._epoch == 1)
     stores_ended(transfers)
@@ -423,7 +423,7 @@ def test_too_many_blocks_that_wait_to_be_stored(
     tiers.before = gate
     blocks, slots = [1, 2], [9, 10]
     assert get(transfers.save(1, blocks, slots, [[b"a"], [b"b"]])) is True
-    assert get(transfers.save(2, blocks, slots, [[b"c"], [b"d"]])) is True  # it is in the slab
+    assert get(transfers.save(2, blocks, slots, [[b"c"], [b"d"]])) is True  # it is in the host pool
     assert get(transfers.stored(2))[0] is False
     gate.open()
     assert get(transfers.stored(1))[0] is True
@@ -528,7 +528,7 @@ def test_tiers_are_told_of_the_first_block_last_and_get_again_what_they_lack(
     tiers.contents = {b"a": (1, 0), b"c": (3, 0)}
     assert get(transfers.touch([[b"a"], [b"b"], [b"c"]]))[0] == [True, False, True]
     assert tiers.asked == [b"c", b"b", b"a"]
-    copies.slab.rows[5] = 7
-    copies.slab.rows[6] = 8
+    copies.host_pool.rows[5] = 7
+    copies.host_pool.rows[6] = 8
     assert get(transfers.restore([[b"b", b"d"]], [5, 6]))[0]
     assert tiers.stored == [(b"b", 7, None), (b"d", 8, None)] and tiers.together == [[b"b", b"d"]]

@@ -116,7 +116,7 @@ def test_a_request_that_wants_logprobs_gets_no_forced_tokens() -> None:
         stats = StepCounts()
         assert len(add(request, [3], stats, _Endless()).token_ids) == 1 + num_forced
         assert (stats.num_sampled_tokens, stats.num_forced_tokens) == (1, num_forced)
-        assert request.has_untold_tokens == bool(num_forced)
+        assert request.has_unsent_tokens == bool(num_forced)
         assert request.num_planned_tokens == request.num_tokens
 
 

@@ -114,7 +114,7 @@ def test_a_request_is_held_until_its_blocks_are_there(waiting: Waiting) -> None:
     held = waiting.add("a", 9)
     waiting.add("b")
     assert waiting.next() == "b"
-    assert waiting.queue.is_held(held)
+    assert waiting.queue.is_deferred(held)
     waiting.gates.record_brought(held)
     assert waiting.next() == "a"
     waiting.admit("a")
@@ -127,7 +127,7 @@ def test_all_may_be_held(waiting: Waiting) -> None:
     waiting.add("a")
     waiting.add("b")
     assert waiting.next() is None
-    assert (waiting.queue.num_held, len(waiting.queue)) == (2, 2)
+    assert (waiting.queue.num_deferred, len(waiting.queue)) == (2, 2)
 
 
 def test_a_preempted_request_is_asked_for_again(waiting: Waiting) -> None:
@@ -155,11 +155,11 @@ def test_a_follower_waits_for_its_leader_and_shares_its_blocks(waiting: Waiting)
     leader = waiting.add("c0", 9)
     follower = waiting.add("c1", 9, leader="c0")
     assert waiting.next() is None
-    assert waiting.queue.is_held(leader) and waiting.queue.is_held(follower)
+    assert waiting.queue.is_deferred(leader) and waiting.queue.is_deferred(follower)
     waiting.gates.record_brought(leader)  # the name of its event is the followers', too
     assert waiting.next() == "c0"
     waiting.admit("c0")
-    assert waiting.next() is None and waiting.queue.is_held(follower)
+    assert waiting.next() is None and waiting.queue.is_deferred(follower)
     leader.num_computed_tokens = 8
     waiting.queue.release("c0")
     assert waiting.next() == "c1"

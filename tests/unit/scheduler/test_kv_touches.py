@@ -21,7 +21,7 @@ def _same_clock(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bench_with_prompt(**more: Any) -> Bench:
-    """The arena, the slab and the tiers have the prompt."""
+    """The arena, the host pool and the tiers have the prompt."""
     bench = Bench(**{"num_blocks": 100, "num_slots": 100, "tiers": (TIER,), **more})
     bench.save(PROMPT)
     return bench
@@ -69,30 +69,30 @@ def test_without_tiers_nobody_is_told(clock: Clock) -> None:
     assert touched(bench) == []
 
 
-@pytest.mark.parametrize("has_slab", [True, False])
-def test_what_a_tier_has_lost_is_stored_again(clock: Clock, has_slab: bool) -> None:
+@pytest.mark.parametrize("has_host_pool", [True, False])
+def test_what_a_tier_has_lost_is_stored_again(clock: Clock, has_host_pool: bool) -> None:
     bench = bench_with_prompt()
-    if not has_slab:
-        bench.transfers.slab.forget_all()
+    if not has_host_pool:
+        bench.transfers.host_pool.forget_all()
     clock.now += TOUCH_SECONDS
     assert touched(bench) == [5]
     bench.end("touch", ([True, False, True, False, True], {}))
-    if has_slab:
+    if has_host_pool:
         ((keys, slots),) = bench.pending("restore")
         assert len(keys) == len(slots) == 2
-        assert bench.transfers.slab.count_free(slots) == 0, "they are not evicted meanwhile"
+        assert bench.transfers.host_pool.count_free(slots) == 0, "they are not evicted meanwhile"
         bench.end("restore", (True, {}))
     bench.transfers.end_step(1, 1, 0.0)
     saved = bench.pending("save")
-    assert [len(blocks) for _, blocks, _, _ in saved] == ([] if has_slab else [2])
+    assert [len(blocks) for _, blocks, _, _ in saved] == ([] if has_host_pool else [2])
     if saved:
         bench.end("save", True)
         bench.end("stored", (True, {}))
     bench.check_idle()
 
 
-@pytest.mark.parametrize("in_slab", [5, 3, 0])
-def test_the_tiers_are_told_of_whole_chunks(clock: Clock, in_slab: int) -> None:
+@pytest.mark.parametrize("in_host_pool", [5, 3, 0])
+def test_the_tiers_are_told_of_whole_chunks(clock: Clock, in_host_pool: int) -> None:
     """A chunk of four blocks, and the last block alone. Both are lost."""
     chunks = KVTierConfig(type="obj", url="memory:///", blocks_per_chunk=4)
     bench = Bench(num_blocks=100, num_slots=100, tiers=(chunks,))
@@ -103,23 +103,23 @@ def test_the_tiers_are_told_of_whole_chunks(clock: Clock, in_slab: int) -> None:
     while bench.pending("save"):
         bench.end("save", True)
         bench.end("stored", (True, {}))
-    for key in [(name, 0) for name in request.blocks.hashes[in_slab:5]]:
-        slot = bench.transfers.slab.lookup(key)
+    for key in [(name, 0) for name in request.blocks.hashes[in_host_pool:5]]:
+        slot = bench.transfers.host_pool.lookup(key)
         assert slot is not None
-        bench.transfers.slab._forget(slot)
-        bench.transfers.slab._cached.pop(slot)
-        bench.transfers.slab._empty.append(slot)
+        bench.transfers.host_pool._forget(slot)
+        bench.transfers.host_pool._cached.pop(slot)
+        bench.transfers.host_pool._empty.append(slot)
     clock.now += TOUCH_SECONDS
     assert touched(bench) == [2]
     assert [len(together) for together in bench.pending("touch")[0][0]] == [4, 1]
     bench.end("touch", ([False, False], {}))
     restored = [len(together) for keys, _ in bench.pending("restore") for together in keys]
-    assert restored == {5: [4, 1], 3: [], 0: []}[in_slab]
+    assert restored == {5: [4, 1], 3: [], 0: []}[in_host_pool]
     if restored:
         bench.end("restore", (True, {}))
     bench.transfers.end_step(1, 1, 0.0)
     saved = [len(together) for *_, keys in bench.pending("save") for together in keys]
-    assert saved == {5: [], 3: [1, 1], 0: [4, 1]}[in_slab]
+    assert saved == {5: [], 3: [1, 1], 0: [4, 1]}[in_host_pool]
     while bench.pending("save"):
         bench.end("save", True)
         bench.end("stored", (True, {}))
@@ -127,14 +127,15 @@ def test_the_tiers_are_told_of_whole_chunks(clock: Clock, in_slab: int) -> None:
 
 
 def test_what_a_near_tier_gives_again_and_again_the_far_ones_are_told_of(clock: Clock) -> None:
-    """Arena and slab are small, so the prompt is fetched from the first tier each time. The second one would never know."""
+    """Arena and host pool are small, so the prompt is fetched from the first tier each time. The second one would never
+    know."""
     bench = bench_with_prompt()
     bench.tiers.update(bench.transfers.wire_keys(bench.kv_cache.pool.cached_keys()))
     told = []
     for _ in range(6):
         clock.now += TOUCH_SECONDS / 2
         bench.forget_arena()
-        bench.transfers.reset(with_slab=True)
+        bench.transfers.reset(with_host_pool=True)
         assert bench.begin(bench.request(PROMPT))
         while bench.pending("fetch"):
             assert all(bench.end_fetch())

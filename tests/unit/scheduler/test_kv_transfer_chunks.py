@@ -92,7 +92,7 @@ def test_two_prompts_that_part_in_a_chunk_have_a_chunk_each() -> None:
     end(bench, first)
     end(bench, second)
     assert saved(bench) == []
-    assert len(bench.transfers.slab.cached_keys()) == 6  # the two that they share are there once
+    assert len(bench.transfers.host_pool.cached_keys()) == 6  # the two that they share are there once
     bench.check_idle()
 
 
@@ -111,7 +111,7 @@ def test_of_a_chunk_that_was_evicted_in_part_the_rest_is_saved_block_by_block() 
     bench.check_idle()
 
 
-def test_a_chunk_waits_for_room_in_the_slab() -> None:
+def test_a_chunk_waits_for_room_in_the_host_pool() -> None:
     """Slots are held until they are stored, and then the next chunk is saved, although no step runs."""
     bench = make(num_slots=20, tiers=(replace(CHUNKS, blocks_per_chunk=8),))
     end(bench, bench.compute(tokens(65)))
@@ -172,7 +172,7 @@ def test_only_the_blocks_that_are_missing_are_asked_for() -> None:
     bench = make(block_size=16, num_blocks=200, tiers=(tier,))
     bench.kv_cache.free(bench.compute(tokens(704)).blocks)
     saved(bench)
-    bench.transfers.reset(with_slab=True)
+    bench.transfers.reset(with_host_pool=True)
     bench.compute(tokens(704))
     saved(bench)
     request = bench.request(tokens(775))

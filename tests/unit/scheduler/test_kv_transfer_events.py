@@ -125,11 +125,11 @@ def test_an_abort_in_each_state(action: str) -> None:
     assert engine.finished == {"next": FinishReason.LENGTH}
 
 
-@pytest.mark.parametrize("with_slab", [False, True])
+@pytest.mark.parametrize("with_host_pool", [False, True])
 @pytest.mark.parametrize("action", STATES)
-def test_a_reset_in_each_state(action: str, with_slab: bool) -> None:
+def test_a_reset_in_each_state(action: str, with_host_pool: bool) -> None:
     engine, transfers = brought_to(action)
-    engine.core.reset_prefix_cache(reset_connector=with_slab)
+    engine.core.reset_prefix_cache(reset_connector=with_host_pool)
     if action in ("fetch", "load"):
         assert not engine.outputs["r"]
     finish(engine, transfers)
@@ -153,7 +153,7 @@ def test_a_failed_step_in_each_state(action: str) -> None:
 
 @pytest.mark.parametrize("action", STATES)
 def test_a_lost_rank_in_each_state(action: str) -> None:
-    """Its arena and its slab are empty, so nothing of them may be used."""
+    """Its arena and its host pool are empty, so nothing of them may be used."""
     engine, transfers = brought_to(action)
     engine.lose_arenas()
     engine.add("other", OTHER, 20)
@@ -172,7 +172,7 @@ def test_a_preemption_while_blocks_are_saved(action: str) -> None:
     assert engine.finished == {"r": FinishReason.LENGTH}
 
 
-def test_a_preempted_request_returns_from_the_slab() -> None:
+def test_a_preempted_request_returns_from_the_host_pool() -> None:
     engine, _ = make()
     engine.add("r", PROMPT, 20)
     step_until(engine, lambda: len(engine.outputs["r"]) >= 8)

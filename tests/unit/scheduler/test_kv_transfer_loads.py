@@ -13,7 +13,7 @@ from tests.unit.scheduler.transfer_bench import BLOCK_BYTES, TIER, Bench, Clock,
 __all__ = ["clock"]
 
 
-# -- from the slab -----------------------------------------------------------------------------------------------------
+# -- from the host pool -----------------------------------------------------------------------------------------------------
 
 
 def test_only_the_blocks_that_the_arena_lacks_are_loaded() -> None:
@@ -23,13 +23,13 @@ def test_only_the_blocks_that_the_arena_lacks_are_loaded() -> None:
     bench.save(prompt)
     bench.forget_arena()
     bench.kv_cache.free(bench.compute(prompt[:704]).blocks)
-    assert not bench.calls  # the slab has these blocks
+    assert not bench.calls  # the host pool has these blocks
     bench.counts()
     request = bench.request(prompt)
     assert bench.begin(request) and bench.transfers.awaits(request)
     ((slots, blocks),) = bench.pending("load")
     assert len(slots) == len(blocks) == 4
-    assert sum(bench.transfers.held_blocks.values()) == 48
+    assert sum(bench.transfers.referenced_blocks.values()) == 48
     bench.end("load", True)
     assert bench.brought == [request.request_id]
     counts = bench.counts()
@@ -81,7 +81,7 @@ def test_a_request_does_not_fail_because_of_something_else(cause: str, clock: Cl
     request = bench.request(tokens(17))
     assert bench.begin(request)
     if cause == "reset":
-        bench.transfers.reset(with_slab=False)
+        bench.transfers.reset(with_host_pool=False)
     elif cause == "late":
         clock.now += 1e6
         bench.transfers.settle()
@@ -171,8 +171,8 @@ def test_blocks_that_are_loaded_are_not_evicted_meanwhile() -> None:
     assert bench.begin(bench.request(tokens(9)))
     ((slots, blocks),) = bench.pending("load")
     rest = bench.pool.allocate(bench.pool.num_free_blocks)
-    assert not {*rest} & {*blocks, *bench.transfers.held_blocks.elements()} and len(rest) == 10
-    assert bench.transfers.slab.count_free(slots) == 0
+    assert not {*rest} & {*blocks, *bench.transfers.referenced_blocks.elements()} and len(rest) == 10
+    assert bench.transfers.host_pool.count_free(slots) == 0
     bench.pool.free(rest)
     bench.end("load", True)
     bench.check_idle()
@@ -384,7 +384,7 @@ def make_and_save(specs: list[KVCacheSpec], num_blocks: int) -> tuple[Bench, lis
     return bench, [[key for key in keys if key.startswith(name)] for name in request.blocks.hashes]
 
 
-@pytest.mark.parametrize("in_slab", [False, True])
+@pytest.mark.parametrize("in_host_pool", [False, True])
 @pytest.mark.parametrize(
     ("specs", "lost", "group", "hit"),
     [
@@ -405,20 +405,20 @@ def make_and_save(specs: list[KVCacheSpec], num_blocks: int) -> tuple[Bench, lis
         (RECURRENT, 160, 1, 128),
     ],
 )
-def test_what_a_lost_block_costs(specs: list[KVCacheSpec], lost: int, group: int, hit: int, in_slab: bool) -> None:
+def test_what_a_lost_block_costs(specs: list[KVCacheSpec], lost: int, group: int, hit: int, in_host_pool: bool) -> None:
     """Of a prompt of 51 or 161 blocks. Before, windows lost the whole prompt."""
     bench, keys = make_and_save(specs, 161 if specs is RECURRENT else 51)
     (key,) = [key for key in keys[lost] if key[-2] == group]
     prompt = tokens(4 * len(keys) + 1)
-    if in_slab:
+    if in_host_pool:
         bench.begin(bench.request(prompt))
         load_all(bench)
         bench.forget_arena()
-        slot = bench.transfers.slab.lookup((key[:-2], group))
+        slot = bench.transfers.host_pool.lookup((key[:-2], group))
         if slot is not None:  # it is there only if the request needed it
-            bench.transfers.slab._forget(slot)
-            bench.transfers.slab._cached.pop(slot)
-            bench.transfers.slab._empty.append(slot)
+            bench.transfers.host_pool._forget(slot)
+            bench.transfers.host_pool._cached.pop(slot)
+            bench.transfers.host_pool._empty.append(slot)
     bench.tiers -= {key}
     request = bench.request(prompt)
     bench.begin(request)
@@ -485,7 +485,7 @@ def test_the_window_at_the_end_of_an_answer_is_fetched() -> None:
     bench.kv_cache.free(session.blocks)
     assert len(bench.tiers) == 6 + 2, "of the window, the block at the end of the prompt, and the last one"
     bench.forget_arena()
-    bench.transfers.reset(with_slab=True)
+    bench.transfers.reset(with_host_pool=True)
     assert bench.begin(bench.request(tokens(37)))
     while bench.pending("fetch"):
         bench.end_fetch()
@@ -513,7 +513,7 @@ def test_the_state_at_the_end_of_an_answer_is_fetched(has_state: bool) -> None:
     (state,) = [key for key in bench.tiers if key[-2:] == b"\1\0" and key.startswith(session.blocks.hashes[5])]
     bench.tiers -= set() if has_state else {state}
     bench.forget_arena()
-    bench.transfers.reset(with_slab=True)
+    bench.transfers.reset(with_host_pool=True)
     request = bench.request(tokens(37))
     assert bench.begin(request)
     while bench.pending("fetch"):

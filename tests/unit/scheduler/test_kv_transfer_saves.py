@@ -32,7 +32,7 @@ def test_a_save_that_failed_on_one_rank_names_no_slot() -> None:
     bench = Bench()
     bench.kv_cache.free(bench.compute(tokens(17)).blocks)
     bench.end("save", True, False)
-    assert bench.transfers.slab.cached_keys() == []
+    assert bench.transfers.host_pool.cached_keys() == []
     counts = bench.counts()
     assert (counts.num_failed, counts.num_saved_blocks) == (1, 0)
     bench.check_idle()
@@ -45,7 +45,7 @@ def test_slots_are_held_until_they_are_stored() -> None:
     assert len({key for (key,) in keys}) == 4
     bench.end("save", True)
     assert bench.pending("stored") == [(number,)]
-    assert bench.transfers.slab.count_free(slots) == 0 and not +bench.transfers.held_blocks
+    assert bench.transfers.host_pool.count_free(slots) == 0 and not +bench.transfers.referenced_blocks
     bench.end("stored", (True, {"fs": {"stored": 3.0}}), (False, {"fs": {"stored": 4.0}}))
     counts = bench.counts()
     assert (counts.num_skipped_saves, counts.tiers) == (4, {"fs": {"stored": 7.0}})
@@ -123,18 +123,19 @@ def test_a_request_may_limit_what_is_saved_for_it(most: int, num_blocks: int) ->
         if num_blocks:
             bench.end("save", True)
         bench.forget_arena()
-        bench.transfers.reset(with_slab=True)
+        bench.transfers.reset(with_host_pool=True)
     bench.check_idle()
 
 
 @pytest.mark.parametrize("is_limited", [True, False])
 def test_blocks_that_a_request_finds_in_the_arena_are_saved_for_it(is_limited: bool) -> None:
-    """Another request has computed them, for which they were not saved. Otherwise the slab would have later blocks only."""
+    """Another request has computed them, for which they were not saved. Otherwise the host pool would have later blocks
+    only."""
     bench = Bench(offload_prompt_only=not is_limited)
     limits = {"max_offload_tokens": 4} if is_limited else {}
     bench.kv_cache.free(bench.compute(tokens(21), None if is_limited else 6, **limits).blocks)
     bench.end("save", True)
-    for num_new in (4 + 4, 0):  # the second time the slab has all
+    for num_new in (4 + 4, 0):  # the second time the host pool has all
         bench.kv_cache.free(bench.compute(tokens(37)).blocks)
         assert [len(blocks) for _, blocks, _, _ in bench.pending("save")] == [num_new] * (num_new > 0)
         if num_new:
@@ -156,9 +157,9 @@ def test_a_request_that_comes_back_after_a_preemption_is_no_new_use() -> None:
         request.num_cached_tokens = num_cached_tokens
         assert bench.begin(request)
         bench.end("load", True)
-        slab = bench.transfers.slab
-        assert isinstance(slab, ArcPool)
-        assert [len(each) for each in slab._arc.lists] == [2 - num_again, num_again]
+        host_pool = bench.transfers.host_pool
+        assert isinstance(host_pool, ArcPool)
+        assert [len(each) for each in host_pool._arc.lists] == [2 - num_again, num_again]
     bench.check_idle()
 
 
@@ -220,15 +221,15 @@ def test_a_consumer_saves_nothing() -> None:
 # -- resets and epochs -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("with_slab", [False, True])
-def test_a_reset_while_blocks_are_saved(with_slab: bool) -> None:
+@pytest.mark.parametrize("with_host_pool", [False, True])
+def test_a_reset_while_blocks_are_saved(with_host_pool: bool) -> None:
     """They have been computed before it, and nobody may find them after it."""
     bench = Bench()
     bench.kv_cache.free(bench.compute(tokens(17)).blocks)
     bench.forget_arena()
-    bench.transfers.reset(with_slab=with_slab)
+    bench.transfers.reset(with_host_pool=with_host_pool)
     bench.end("save", True)
-    assert bench.transfers.slab.cached_keys() == []
+    assert bench.transfers.host_pool.cached_keys() == []
     assert not bench.begin(bench.request(tokens(17)))
     bench.check_idle()
 
@@ -239,25 +240,25 @@ def test_a_reset_before_committed_blocks_are_saved() -> None:
     assert bench.kv_cache.allocate_slots(request.blocks, 17) is not None
     bench.kv_cache.commit(request.blocks, tokens(17), 17)
     bench.transfers.record_committed(request, 0)
-    bench.transfers.reset(with_slab=False)
+    bench.transfers.reset(with_host_pool=False)
     bench.transfers.end_step(1, 1, 0.0)
     assert not bench.calls
 
 
-@pytest.mark.parametrize("with_slab", [False, True])
-def test_a_reset_while_blocks_are_loaded(with_slab: bool) -> None:
+@pytest.mark.parametrize("with_host_pool", [False, True])
+def test_a_reset_while_blocks_are_loaded(with_host_pool: bool) -> None:
     bench = Bench()
     bench.save(tokens(17))
     bench.forget_arena()
     request = bench.request(tokens(17))
     assert bench.begin(request)
     bench.forget_arena()
-    bench.transfers.reset(with_slab=with_slab)
+    bench.transfers.reset(with_host_pool=with_host_pool)
     bench.end("load", True)
     assert bench.brought == [request.request_id]
     assert bench.kv_cache.get_computed_blocks(request.blocks, tokens(17)) == ([],)
-    assert bench.begin(bench.request(tokens(17))) == (not with_slab)
-    if not with_slab:
+    assert bench.begin(bench.request(tokens(17))) == (not with_host_pool)
+    if not with_host_pool:
         bench.end("load", True)
     bench.check_idle()
 
@@ -267,10 +268,10 @@ def test_a_reset_while_blocks_are_fetched() -> None:
     with_tiers(bench, tokens(9))
     request = bench.request(tokens(9))
     assert bench.begin(request)
-    bench.transfers.reset(with_slab=True)
+    bench.transfers.reset(with_host_pool=True)
     bench.end_fetch()
     assert bench.brought == [request.request_id]
-    assert bench.transfers.slab.cached_keys() == []
+    assert bench.transfers.host_pool.cached_keys() == []
     bench.check_idle()
 
 
@@ -308,6 +309,6 @@ def test_a_new_epoch_ends_what_is_under_way(action: str) -> None:
     bench.check_idle()
 
 
-def test_the_slab_evicts_by_the_configured_policy() -> None:
+def test_the_host_pool_evicts_by_the_configured_policy() -> None:
     for uses_arc in (False, True):
-        assert isinstance(Bench(uses_arc=uses_arc).transfers.slab, ArcPool) is uses_arc
+        assert isinstance(Bench(uses_arc=uses_arc).transfers.host_pool, ArcPool) is uses_arc

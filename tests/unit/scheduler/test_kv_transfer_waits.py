@@ -32,8 +32,9 @@ def test_a_request_waits_no_longer_than_computing_takes(
     assert not bench.transfers.awaits(request)
 
 
-def test_the_slab_is_waited_for_even_if_the_tiers_are_not_worth_it(clock: Clock) -> None:
-    """Of 4 blocks the slab has 2. After their load the request waits for the tiers, but not as long as computing would take."""
+def test_the_host_pool_is_waited_for_even_if_the_tiers_are_not_worth_it(clock: Clock) -> None:
+    """Of 4 blocks the host pool has 2. After their load the request waits for the tiers, but not as long as computing would
+    take."""
     bench = Bench(tiers=(TIER,))
     with_tiers(bench, tokens(17))
     bench.save(tokens(9))
@@ -85,7 +86,7 @@ def test_a_tier_that_has_become_fast_is_used_again(clock: Clock) -> None:
     for _ in range(3):  # tries in which the tier takes no time
         assert not bench.begin(bench.request(tokens(9)))
         bench.end_fetch()
-        bench.transfers.reset(with_slab=True)
+        bench.transfers.reset(with_host_pool=True)
         clock.now += kv_transfers.PROBE_SECONDS
     assert bench.transfers._fetches.block_seconds < 0.04
     clock.now -= kv_transfers.PROBE_SECONDS  # no try is due
@@ -117,7 +118,7 @@ def test_after_a_reset_a_fetch_ends(clock: Clock) -> None:
     assert bench.begin(request)
     bench.end_fetch()
     bench.kv_cache.reset_prefix_cache([])
-    bench.transfers.reset(with_slab=True)
+    bench.transfers.reset(with_host_pool=True)
     bench.transfers.forget_tiers()
     bench.end_fetch()
     assert not bench.transfers.awaits(request)

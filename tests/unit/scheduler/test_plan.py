@@ -91,7 +91,7 @@ def forced_of(plan: SchedulerOutput) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("has_untold", "is_new", "computed", "forced"),
+    ("has_unsent", "is_new", "computed", "forced"),
     [
         (True, False, 3, [(1, 3, 8), (1, 4, 9), (2, 4, 9)]),
         (True, False, 4, [(1, 4, 9), (2, 4, 9)]),
@@ -101,13 +101,13 @@ def forced_of(plan: SchedulerOutput) -> list[tuple[int, int, int]]:
     ],
 )
 def test_forced_tokens_are_told_from_the_first_position_of_the_row(
-    has_untold: bool, is_new: bool, computed: int, forced: list[tuple[int, int, int]]
+    has_unsent: bool, is_new: bool, computed: int, forced: list[tuple[int, int, int]]
 ) -> None:
     first, second = running(1, computed, 6), running(2, 4, 5)
-    first.has_untold_tokens, second.has_untold_tokens = has_untold, True
+    first.has_unsent_tokens, second.has_unsent_tokens = has_unsent, True
     plan = make_plan(0, [PlannedRow(first, 1, 0, is_new), PlannedRow(second, 1, 0, False)], 2)
     assert forced_of(plan) == forced
-    first.has_untold_tokens = second.has_untold_tokens = False
+    first.has_unsent_tokens = second.has_unsent_tokens = False
     assert make_plan(0, [PlannedRow(first, 1, 0, False)], 2).forced_tokens is None
 
 
@@ -125,6 +125,6 @@ def test_a_request_after_its_step_was_planned(
     assert (request.num_computed_tokens, request.num_planned_tokens) == (computed, planned)
     assert (request.num_in_flight, request.draft_token_ids) == (2, [4])
     assert (request.staggered_until, request.last_token_time) == ((9, 2.5) if draws else (0, 0.5))
-    request.has_untold_tokens = True
+    request.has_unsent_tokens = True
     record_planned([PlannedRow(request, 0, 0, False)], 7, 3.5, 3)
-    assert not request.has_untold_tokens and request.draft_token_ids == [], "proposed before the forced tokens"
+    assert not request.has_unsent_tokens and request.draft_token_ids == [], "proposed before the forced tokens"

@@ -100,7 +100,7 @@ def test_the_last_token_of_a_prompt_need_not_be_planned(computed: int, has_plann
 
 
 @pytest.mark.parametrize(
-    ("speculative", "tokens", "planned", "drafts", "has_untold", "most"),
+    ("speculative", "tokens", "planned", "drafts", "has_unsent", "most"),
     [
         (0, 5, 5, 2, False, NO_DRAFTS),
         (0, 5, 6, 2, False, NO_DRAFTS),
@@ -116,13 +116,13 @@ def test_the_last_token_of_a_prompt_need_not_be_planned(computed: int, has_plann
     ],
 )
 def test_how_many_drafts_a_request_may_have(
-    speculative: int, tokens: int, planned: int, drafts: int, has_untold: bool, most: int
+    speculative: int, tokens: int, planned: int, drafts: int, has_unsent: bool, most: int
 ) -> None:
     request = make_request()
     while request.num_tokens < tokens:
         request.append(7)
     request.num_planned_tokens, request.draft_token_ids = planned, [7] * drafts
-    request.has_untold_tokens = has_untold
+    request.has_unsent_tokens = has_unsent
     assert request.max_drafts(speculative) == most
 
 

@@ -55,29 +55,29 @@ def test_what_was_removed_is_not_kept() -> None:
 def test_what_is_held_waits_and_is_not_shown() -> None:
     queue = RequestQueue("fcfs")
     held, first, second = request(0, 5), request(1, 7), request(2, 9)
-    queue.push(held, is_held=True)
+    queue.push(held, is_deferred=True)
     queue.push(first)
     queue.push(second)
-    queue.hold(first, "leader")
+    queue.defer(first, "leader")
     assert queue.peek() is second
-    assert (len(queue), queue.num_tokens, queue.num_held) == (3, 21, 2)
+    assert (len(queue), queue.num_tokens, queue.num_deferred) == (3, 21, 2)
     queue.remove(held)
     queue.release("0")  # it has ended meanwhile
     assert queue.peek() is second
-    assert (len(queue), queue.num_tokens, queue.num_held) == (2, 16, 1)
+    assert (len(queue), queue.num_tokens, queue.num_deferred) == (2, 16, 1)
     queue.release("leader")
     queue.release("leader")
     for expected in (first, second):
         assert queue.peek() is expected
         queue.pop(expected)
     assert queue.peek() is None
-    assert (len(queue), queue.num_tokens, queue.num_held) == (0, 0, 0)
+    assert (len(queue), queue.num_tokens, queue.num_deferred) == (0, 0, 0)
 
 
 def test_what_is_held_does_not_keep_what_was_removed() -> None:
     queue = RequestQueue("fcfs")
     for order in range(50):
-        queue.push(request(order), is_held=True)
+        queue.push(request(order), is_deferred=True)
     for order in range(50, 150):
         late = request(order)
         queue.push(late)
@@ -102,7 +102,7 @@ def test_the_order_is_that_of_a_sorted_list() -> None:
             chosen = rng.choice([waiting[0], rng.choice(waiting)])
             if chosen is waiting[0] and rng.random() < 0.3:
                 assert queue.peek() is chosen
-                queue.hold(chosen, chosen.request_id)
+                queue.defer(chosen, chosen.request_id)
                 held.append(chosen)
             elif chosen is waiting[0]:
                 queue.pop(chosen)
@@ -111,9 +111,9 @@ def test_the_order_is_that_of_a_sorted_list() -> None:
             waiting.remove(chosen)
         else:
             new = request(order, rng.randrange(1, 9), priority=rng.randrange(3))
-            is_held = rng.random() < 0.2
-            (held if is_held else waiting).append(new)
-            queue.push(new, is_held=is_held)
+            is_deferred = rng.random() < 0.2
+            (held if is_deferred else waiting).append(new)
+            queue.push(new, is_deferred=is_deferred)
         assert len(queue) == len(waiting) + len(held)
         assert queue.num_tokens == sum(each.num_tokens for each in waiting + held)
         assert queue.peek() is min(waiting, key=queue.key, default=None)
@@ -147,12 +147,12 @@ def test_the_tokens_of_short_requests_are_those_that_may_be_admitted() -> None:
     long.is_long = True
     for each in (high, same, low, removed, long):
         queue.push(each)
-    queue.push(held, is_held=True)
+    queue.push(held, is_deferred=True)
     queue.remove(removed)
     assert [queue.num_short_tokens(priority, 1000) for priority in (-1, 0, 1, 2)] == [0, 10, 20, 30]
     assert queue.num_short_tokens(2, 15) == 15
     queue.remove(held)
-    assert queue.num_held == 0 and len(queue) == 4
+    assert queue.num_deferred == 0 and len(queue) == 4
 
 
 def test_a_request_marked_long_waits_with_the_long_ones() -> None:

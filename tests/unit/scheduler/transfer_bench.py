@@ -1,5 +1,5 @@
-"""`Bench`: `KVTransfers` one call at a time. The cache, the slab's index and the requests are real; the ranks and the clock are
-the test's."""
+"""`Bench`: `KVTransfers` one call at a time. The cache, the host pool's index and the requests are real; the ranks and the
+clock are the test's."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Bench:
         return request
 
     def save(self, token_ids: Int32Array) -> None:
-        """Afterwards the slab has the blocks of these tokens, and no request has them."""
+        """Afterwards the host pool has the blocks of these tokens, and no request has them."""
         self.kv_cache.free(self.compute(token_ids).blocks)
         self.end("save", True)
         if self.pending("stored"):
@@ -168,7 +168,7 @@ class Bench:
     def check_idle(self) -> None:
         assert not self.calls and not self.transfers.is_running and not self.transfers.is_busy
         self.transfers.check_integrity()
-        self.kv_cache.check_integrity([], self.transfers.held_blocks)
+        self.kv_cache.check_integrity([], self.transfers.referenced_blocks)
 
 
 class Clock:
@@ -204,5 +204,5 @@ def with_tiers(bench: Bench, token_ids: Int32Array) -> list[bytes]:
     bench.end("save", True)
     bench.end("stored", (True, {}))
     bench.forget_arena()
-    bench.transfers.reset(with_slab=True)
+    bench.transfers.reset(with_host_pool=True)
     return keys

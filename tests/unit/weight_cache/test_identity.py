@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from inflight.weight_cache import identity
-from inflight.weight_cache.identity import key_of, look_at, sample_places
+from inflight.weight_cache.identity import key_of, read_identities, sample_places
 
 
 @pytest.fixture
@@ -21,25 +21,25 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_change_of_the_contents_is_another_key(file: Path) -> None:
     before = file.stat()
-    first = key_of(look_at([file]))
-    assert key_of(look_at([file])) == first
+    first = key_of(read_identities([file]))
+    assert key_of(read_identities([file])) == first
     content = bytearray(file.read_bytes())
     content[500_000] ^= 1  # at no sampled place
     with file.open("r+b") as opened:
         opened.write(content)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert key_of(look_at([file])) != first
-    assert key_of(look_at([file]), "int8") != key_of(look_at([file]))
+    assert key_of(read_identities([file])) != first
+    assert key_of(read_identities([file]), "int8") != key_of(read_identities([file]))
 
 
 def test_samples_are_compared_where_a_file_system_says_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "identity_of", lambda _: identity.FileIdentity(1 << 20, 0, 0, 0))
-    first = look_at([file])
+    first = read_identities([file])
     for offset in (0, 70_000, (1 << 20) - 1):
         content = bytearray(file.read_bytes())
         content[offset] ^= 1
         file.write_bytes(content)
-        assert (look_at([file]).sampled == first.sampled) == (offset == 70_000 and not _is_sampled(offset))
+        assert (read_identities([file]).sampled == first.sampled) == (offset == 70_000 and not _is_sampled(offset))
 
 
 def _is_sampled(offset: int) -> bool:
@@ -48,14 +48,14 @@ def _is_sampled(offset: int) -> bool:
 
 def test_a_file_that_changed_a_moment_ago_is_not_trusted(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second change in the same tick of the file system's clock would not show."""
-    assert not look_at([file]).are_settled
+    assert not read_identities([file]).are_settled
     os.utime(file, (0, 0))
-    assert not look_at([file]).are_settled
+    assert not read_identities([file]).are_settled
     now = file.stat().st_ctime
     monkeypatch.setattr(time, "time", lambda: now + identity.SETTLED_SECONDS + 0.1)
-    assert look_at([file]).are_settled
+    assert read_identities([file]).are_settled
     os.utime(file, (now + 1000, now + 1000))
-    assert not look_at([file]).are_settled
+    assert not read_identities([file]).are_settled
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 4096 * 16, 4096 * 16 + 1, 10**9])

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def driven(folder: Path) -> Iterator[Driven]:
-    """With a slab."""
+    """With a host pool."""
     made = make_executor(folder, 1, 1, 3, kv_offloading_size=0.01)
     (worker,) = workers_of(made)
     assert worker._kv_cache_config is not None
@@ -157,7 +157,7 @@ def make(
 
 def test_without_tiers_none_is_opened(opened: list[Opened]) -> None:
     made = make(tiers=False)
-    assert made._copies.slab.shape == (NUM_SLOTS, SPEC.block_bytes) and opened == []
+    assert made._copies.host_pool.shape == (NUM_SLOTS, SPEC.block_bytes) and opened == []
 
 
 def test_each_rank_has_a_part_of_its_own(opened: list[Opened]) -> None:
@@ -185,7 +185,7 @@ def test_names_depend_on_all_that_determines_the_bytes(opened: list[Opened], mon
     assert len({each.root for each in opened}) == len(opened) - 1
 
 
-def test_a_slab_beyond_the_memory(opened: list[Opened], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_pool_beyond_the_memory(opened: list[Opened], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inflight.device.block_copies.available_bytes", lambda: 1)
     with pytest.raises(OutOfMemoryError, match="kv_offloading_size"):
         make()

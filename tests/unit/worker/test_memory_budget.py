@@ -140,7 +140,7 @@ def test_ranks_that_are_threads_have_the_weights_of_all_in_one_process(own_bytes
     assert found == (5000 - 1200) // 4 - 120
 
 
-def test_a_slab_is_no_room_for_the_cache(own_bytes: list[int]) -> None:
+def test_a_host_pool_is_no_room_for_the_cache(own_bytes: list[int]) -> None:
     transfer: Any = SimpleNamespace(cpu_bytes=800)
     assert left_for_cache(own_bytes, free=5000, weights=300, num_ranks=2, transfer=transfer) == 3600 // 4 - 120
     assert left_for_cache(own_bytes, free=5000, weights=300, num_replicas=2, transfer=transfer) == 2800 // 4 - 120
@@ -231,20 +231,20 @@ def test_later_starts_look_at_their_own_weights_only() -> None:
         replicated(2 * GIB, 3, num_blocks=7).check_before_loading(weights(3 * GIB))
 
 
-# (what each may have, of 20 GiB): arena, slab of an engine, ranks, replicas
+# (what each may have, of 20 GiB): arena, host pool of an engine, ranks, replicas
 @pytest.mark.parametrize(
-    ("arena", "slab", "num_ranks", "num_replicas"),
+    ("arena", "host_pool", "num_ranks", "num_replicas"),
     [(None, 24, 1, 1), (None, 36, 2, 1), (16, 16, 1, 1), (None, 18, 1, 2), (18, 0, 1, 2), (6, 4, 1, 2), (6, 9, 2, 1)],
 )
 def test_what_all_ranks_and_replicas_ask_for_is_added_up(
-    arena: int | None, slab: int, num_ranks: int, num_replicas: int
+    arena: int | None, host_pool: int, num_ranks: int, num_replicas: int
 ) -> None:
     def made(free: int) -> MemoryBudget:
-        transfer: Any = SimpleNamespace(cpu_bytes=slab * GIB) if slab else None
+        transfer: Any = SimpleNamespace(cpu_bytes=host_pool * GIB) if host_pool else None
         memory_bytes = None if arena is None else arena * GIB
         return replicated(free, num_replicas, num_ranks, memory_bytes=memory_bytes, transfer=transfer)
 
-    needed = ((arena or 0) + 1) * num_ranks * num_replicas + slab * num_replicas
+    needed = ((arena or 0) + 1) * num_ranks * num_replicas + host_pool * num_replicas
     made(needed * GIB).check_before_loading(weights(GIB))
     with pytest.raises(OutOfMemoryError, match="lower it to"):
         made(needed * GIB - 1).check_before_loading(weights(GIB))

@@ -327,7 +327,9 @@ def test_the_statistics_of_steps() -> None:
 def test_a_reset_reaches_the_tiers_only_on_request(monkeypatch: pytest.MonkeyPatch, reset_connector: bool) -> None:
     engine, forgotten, reset = MockEngine(), list[bool](), list[bool]()
     monkeypatch.setattr(engine.scheduler.transfers, "forget_tiers", lambda: forgotten.append(True))
-    monkeypatch.setattr(engine.scheduler, "reset_prefix_cache", lambda *, reset_slab: reset.append(reset_slab))
+    monkeypatch.setattr(
+        engine.scheduler, "reset_prefix_cache", lambda *, reset_host_pool: reset.append(reset_host_pool)
+    )
     engine.core.reset_prefix_cache(reset_connector=reset_connector)
     assert (forgotten, reset) == ([True] * reset_connector, [reset_connector])
 

@@ -87,8 +87,8 @@ def test_the_index_says_what_the_engine_finds(model: str) -> None:
 SHAPE = {"block_size": BLOCK, "num_kv_heads": 1, "head_dim": 1, "dtype": "float32", "itemsize": 4}
 
 
-class SlabReplica:
-    """An engine with a slab, whose copies end at once."""
+class HostPoolReplica:
+    """An engine with a host pool, whose copies end at once."""
 
     def __init__(self, windows: tuple[int | None, ...], num_blocks: int, num_slots: int) -> None:
         specs = [
@@ -98,7 +98,7 @@ class SlabReplica:
         self.bench = Bench(block_size=BLOCK, specs=specs, num_blocks=num_blocks, num_slots=num_slots)
         self.watched = Watched(self.bench.kv_cache)
         for names in self.watched.reported.names:
-            names.add(self.bench.transfers.slab)
+            names.add(self.bench.transfers.host_pool)
 
     def ask(self, prompt: Int32Array, answer: Int32Array) -> int:
         """Returns how many tokens of the prompt were found."""
@@ -128,10 +128,10 @@ class SlabReplica:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_index_says_what_the_engine_finds_in_arena_and_slab(model: str) -> None:
+def test_the_index_says_what_the_engine_finds_in_arena_and_host_pool(model: str) -> None:
     for seed in range(3):
-        draw = random.Random(f"slab {model} {seed}")
-        replica = SlabReplica(MODELS[model], draw.choice([450, 900]), draw.choice([300, 2000]))
+        draw = random.Random(f"host pool {model} {seed}")
+        replica = HostPoolReplica(MODELS[model], draw.choice([450, 900]), draw.choice([300, 2000]))
         for prompt in drawn_prompts(draw, 25):
             told = replica.watched.told(prompt)
             found = replica.ask(prompt, text(draw.randrange(100), draw.randrange(1, 60)))
@@ -144,7 +144,7 @@ def test_the_index_says_what_the_engine_finds_in_arena_and_slab(model: str) -> N
 
 class Replicas:
     def __init__(self, windows: tuple[int | None, ...], num_blocks: int, num_slots: int) -> None:
-        self.replicas = [SlabReplica(windows, num_blocks, num_slots) for _ in range(2)]
+        self.replicas = [HostPoolReplica(windows, num_blocks, num_slots) for _ in range(2)]
         lengths = SimpleNamespace(work_of=lambda request: 50)
         idle = SimpleNamespace(check=lambda *size: None, load=0, lengths=lengths)
         engines = [
@@ -190,7 +190,7 @@ def chats(replicas: Replicas, num_chats: int, length: int, num_others: int, *, p
 @pytest.mark.parametrize("num_slots", [20, 2400])
 @pytest.mark.parametrize("model", ["hybrid", "windows", "windows only"])
 def test_routed_chats_find_what_pinned_ones_find(model: str, num_slots: int) -> None:
-    """Without a slab to speak of, and with one that has most of what 12 chats need."""
+    """Without a host pool to speak of, and with one that has most of what 12 chats need."""
     shape = (MODELS[model], 1600 if num_slots == 20 else 330, num_slots)
     num_chats, num_others = (4, 1) if num_slots == 20 else (12, 0)
     routed, pinned = (

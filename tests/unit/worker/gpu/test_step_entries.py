@@ -92,7 +92,7 @@ def test_a_dummy_step_is_all_in_the_dummy_slot(
 
 def test_tokens_that_another_rank_has_drawn_are_the_last_tokens_of_their_slots() -> None:
     bench = Bench()
-    bench.write(bench.entries().told(ints(2, 0), ints(11, 12)))
+    bench.write(bench.entries().drawn(ints(2, 0), ints(11, 12)))
     assert bench.state.part("last_tokens").tolist() == [12, OLD, 11, OLD]
 
 
