@@ -15,6 +15,7 @@ from inflight.config.families.family import ROPE_FREQUENCIES, TENSORS, Family
 from inflight.config.gguf_file import GgufFile, GgufStrings, read_part
 from inflight.config.gguf_mmproj import with_mmproj
 from inflight.config.gguf_parts import read_gguf
+from inflight.config.gguf_pooling import LABELS, POOLING_TYPE, pooling_fields
 from inflight.config.separate_quantization import with_separate_quantization
 from inflight.config.stored_dtype import with_stored_dtype
 from inflight.hub import read_config
@@ -37,7 +38,7 @@ _FIELDS = {
 }
 # Other keys that are accepted: functions below read them, or they do not change the result of these architectures.
 _OTHER_FIELDS = """
-    vocab_size attention.value_length attention.layer_norm_epsilon attention.causal
+    vocab_size attention.value_length attention.layer_norm_epsilon attention.causal pooling_type
     rope.dimension_count rope.scaling.type rope.scaling.factor rope.scaling.original_context_length rope.scaling.finetuned
     rope.scale_linear tensor_data_layout
 """.split()
@@ -110,7 +111,8 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
     prefix = f"{family.gguf_name}."
     keys = (*family.gguf_names, *family.gguf_keys)
     per_layer = {f"{prefix}{key}" for key in keys}
-    given = {key.removeprefix(prefix): _plain(file, key, per_layer) for key in file.metadata if key.startswith(prefix)}
+    own_keys = [key for key in file.metadata if key.startswith(prefix) and key != f"{prefix}{LABELS}"]
+    given = {key.removeprefix(prefix): _plain(file, key, per_layer) for key in own_keys}
     given |= {name: _factors(file, name, keys) for name in _LONG_FACTORS if f"{name}.weight" in file.tensors}
     if ROPE_FREQUENCIES in keys and ROPE_FACTORS in file.tensors:
         given[ROPE_FREQUENCIES] = _factors(file, ROPE_FREQUENCIES, keys)
@@ -134,7 +136,7 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
     _check_head_dim(file, prefix, unread, config)
     config["rope_scaling"] = _rope_scaling(file, prefix, given, config)
     of_file = {"attention.key_length": config["head_dim"], "vocab_size": config["vocab_size"], TENSORS: [*file.tensors]}
-    return config | family.from_gguf(given | of_file)
+    return config | family.from_gguf(given | of_file) | pooling_fields(file, family, given.get(POOLING_TYPE))
 
 
 def gguf_family(file: GgufFile) -> Family:

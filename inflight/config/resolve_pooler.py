@@ -123,10 +123,10 @@ def resolve_pooler(
 def _spec(args: EngineArgs, architecture: ModelArchitecture, fields: JsonFields, end: str, folder: Path) -> PoolerSpec:
     wants_classes = args.convert == "classify" or (args.convert == "auto" and end in WITH_CLASSES)
     if not wants_classes:
-        usual = GENERATING
-        if not is_causal(architecture):
-            stored = fields.text("pooling_type", CLS)  # of a GGUF file
-            usual = replace(GENERATING, pooling_type=stored if stored in (CLS, LAST, MEAN) else CLS)
+        usual = GENERATING if is_causal(architecture) else replace(GENERATING, pooling_type=CLS)
+        stored = fields.text("pooling_type", "")  # of a GGUF file
+        if stored in (CLS, LAST, MEAN):
+            usual = replace(usual, pooling_type=stored)
         spec = read_modules(folder, architecture.hidden_size) if has_modules(folder) else usual
         if spec.is_head_before:
             spec = replace(spec, head=_mask_head(architecture, fields))

@@ -23,12 +23,14 @@ class Split:
         has_whole_words: whether a word that is a token becomes this token, even if no merges lead to it.
         has_bos: whether a text begins with BOS, if the file does not say it.
         is_nfc: whether a text is brought into Unicode's normal form C first.
+        encoder: of encoders, "bert" or "roberta": which tokens are around a text and between the texts of a pair. "" of others.
     """
 
     patterns: tuple[str, ...]
     has_whole_words: bool = False
     has_bos: bool = False
     is_nfc: bool = False
+    encoder: str = ""
 
 
 _SHORT = "'s|'t|'re|'ve|'m|'ll|'d"  # English words that are written together with the word before them
@@ -56,6 +58,8 @@ _GROUPS = {
     # as llama.cpp splits: punctuation, then GPT-2's words, then digits in threes
     (_DEFAULT,): Split(patterns=(r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")),
     ("gpt-2", "olmo", "mellum", "trillion", "granite-docling", "a.x-4.0"): Split(patterns=(_GPT2,)),
+    ("roberta-bpe",): Split(patterns=(_GPT2,), encoder="roberta"),
+    ("modern-bert",): Split(patterns=(_GPT2,), is_nfc=True, encoder="bert"),
     ("refact", "smollm", "starcoder", "minerva-7b"): Split(patterns=(r"\p{N}", _GPT2)),
     ("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "pixtral", "midm-2.0"): _LLAMA_3,
     # Llama 3's vocabulary, and no BOS (SmolLM3)

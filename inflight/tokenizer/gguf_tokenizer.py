@@ -3,7 +3,7 @@
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md defines the keys. The model "gpt2" is byte-level BPE,
 with one of the splits of gguf_splits.py. The model "llama" is the BPE of sentencepiece, without normalisation: spaces become
 U+2581, and characters that no token has become bytes. The model "gemma4" is the same with merges instead of scores. The model
-"bert" is WordPiece (gguf_word_pieces.py).
+"bert" is WordPiece (gguf_word_pieces.py), the model "t5" Unigram (gguf_unigram.py).
 """
 
 from typing import Any
@@ -16,11 +16,12 @@ from inflight.config.gguf_file import GgufFile, GgufStrings
 from inflight.errors import TokenizerError
 from inflight.tokenizer.chat_template import ChatTemplate, choose_source
 from inflight.tokenizer.gguf_splits import PRE, SPLITS, Split, find_split
+from inflight.tokenizer.gguf_unigram import unigram_tokenizer
 from inflight.tokenizer.gguf_word_pieces import surround_pairs, word_piece_tokenizer, word_pieces
 from inflight.tokenizer.tokenizer import Tokenizer
 
 _PREFIX = "tokenizer.ggml."
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # values of tokenizer.ggml.token_type
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # values of tokenizer.ggml.token_type
 _SPECIAL_TOKENS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -41,29 +42,33 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     """
     model = file.metadata.get(f"{_PREFIX}model")
     is_sentencepiece = model == "llama" and f"{_PREFIX}precompiled_charsmap" not in file.metadata
-    if not is_sentencepiece and model not in ("gpt2", "bert", "gemma4"):
+    if not is_sentencepiece and model not in ("gpt2", "bert", "gemma4", "t5"):
         raise _unusable(
             file,
-            f"{_PREFIX}model={model!r} cannot be made into a tokenizer; 'gpt2', 'gemma4' and 'bert' can, and 'llama' can, if "
-            "the file has no normalisation of its own",
+            f"{_PREFIX}model={model!r} cannot be made into a tokenizer; 'gpt2', 'gemma4', 'bert' and 't5' can, and 'llama' "
+            "can, if the file has no normalisation of its own",
         )
     tokens = _strings(file, "tokens")
     if model == "bert":
-        tokens = word_pieces(tokens)
+        tokens = word_pieces(tokens, (_numbers(file, "token_type", tokens) == _CONTROL).tolist())
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
         raise _unusable(file, f"{_PREFIX}tokens lists a token twice")
     special = _special_tokens(file, tokens)
-    if model == "bert":
+    encoder = ""  # of encoders, which tokens are around a text
+    has_bos = True
+    if model == "t5":
+        backend = _unigram(file, tokens)
+        encoder = "roberta"
+    elif model == "bert":
+        encoder = "bert"
         unknown = _token(file, "unknown_token_id", tokens)
         backend = word_piece_tokenizer(vocabulary, "[UNK]" if unknown is None else unknown)
     elif is_sentencepiece:
         pairs = _pairs_by_scores(file, tokens, vocabulary)
         backend = _sentencepiece(file, tokens, vocabulary, pairs, has_prefix=_flag(file, "add_space_prefix", True))
-        has_bos = True
     elif model == "gemma4":
         backend = _sentencepiece(file, tokens, vocabulary, _merges(file), has_prefix=False)
-        has_bos = True
     else:
         split = find_split(file, special.get("bos_token"))
         if split is None:
@@ -71,16 +76,31 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
             raise _unusable(file, f"{PRE}={file.metadata[PRE]!r} is not known; known are {known}")
         backend = _byte_level(file, vocabulary, split)
         has_bos = split.has_bos
+        encoder = split.encoder
     _add_tokens(file, backend, tokens)
-    if model == "bert":
+    if encoder:
         first = special.get("cls_token", special.get("bos_token"))  # newer files have it as BOS
-        last = special.get("sep_token")
+        last = special.get("sep_token", special.get("eos_token"))
         if first is None or last is None:
             raise _unusable(file, f"{_PREFIX}bos_token_id or {_PREFIX}seperator_token_id is missing")
-        surround_pairs(backend, first, last)
-        return Tokenizer(backend, special)
-    _surround(file, backend, special, has_bos=has_bos)
+        surround_pairs(backend, first, last, as_roberta=encoder == "roberta")
+    else:
+        _surround(file, backend, special, has_bos=has_bos)
     return Tokenizer(backend, special)
+
+
+def _unigram(file: GgufFile, tokens: list[str]) -> tokenizers.Tokenizer:
+    rules = file.metadata.get(f"{_PREFIX}precompiled_charsmap")
+    try:
+        return unigram_tokenizer(
+            tokens,
+            _numbers(file, "scores", tokens),
+            _numbers(file, "token_type", tokens),
+            charsmap=rules.tobytes() if isinstance(rules, np.ndarray) else b"",
+            has_prefix=_flag(file, "add_space_prefix", True),
+        )
+    except Exception as error:  # the library raises nothing more specific
+        raise error if isinstance(error, TokenizerError) else _unusable(file, str(error)) from error
 
 
 def _merges(file: GgufFile) -> _Pairs:
@@ -171,7 +191,7 @@ def _strings(file: GgufFile, name: str) -> list[str]:
 def _add_tokens(file: GgufFile, backend: tokenizers.Tokenizer, tokens: list[str]) -> None:
     """Add the control tokens and the user-defined tokens. `encode` finds them in a text before it splits the text."""
     types = _numbers(file, "token_type", tokens)
-    for kind, is_special in ((_CONTROL, True), (_USER_DEFINED, False)):
+    for kind, is_special in ((_UNKNOWN, True), (_CONTROL, True), (_USER_DEFINED, False)):
         found = [tokens[token_id] for token_id in np.flatnonzero(types == kind)]
         added = [AddedToken(text, special=is_special, normalized=False) for text in found if text]
         (backend.add_special_tokens if is_special else backend.add_tokens)(added)

@@ -13,16 +13,16 @@ _BEGINNING = "\u2581"
 _LATER = "##"
 
 
-def word_pieces(tokens: Sequence[str]) -> list[str]:
-    """The tokens as BERT's vocabulary has them."""
+def word_pieces(tokens: Sequence[str], is_control: Sequence[bool]) -> list[str]:
+    """The tokens as BERT's vocabulary has them. `is_control`: of each token, whether it is no part of a text."""
 
-    def piece(token: str) -> str:
+    def piece(token: str, control: bool) -> str:
         if token.startswith(_BEGINNING):
             return token.removeprefix(_BEGINNING)
-        is_special = token.startswith("[") and token.endswith("]")
+        is_special = control or (token.startswith("[") and token.endswith("]"))
         return token if is_special or not token else _LATER + token
 
-    return [piece(token) for token in tokens]
+    return [piece(token, control) for token, control in zip(tokens, is_control, strict=True)]
 
 
 def word_piece_tokenizer(vocabulary: Mapping[str, int], unknown: str) -> tokenizers.Tokenizer:
@@ -36,10 +36,13 @@ def word_piece_tokenizer(vocabulary: Mapping[str, int], unknown: str) -> tokeniz
     return backend
 
 
-def surround_pairs(backend: tokenizers.Tokenizer, first: str, last: str) -> None:
-    """Put `first` before a text and `last` behind it. Of a pair, the second text and the token behind it have type 1."""
+def surround_pairs(backend: tokenizers.Tokenizer, first: str, last: str, *, as_roberta: bool = False) -> None:
+    """Put `first` before a text and `last` behind it. Of a pair, the second text and the token behind it have type 1.
+    `as_roberta`: two of `last` are between the texts of a pair, and all types are 0."""
+    second = 0 if as_roberta else 1
+    between = [last, last] if as_roberta else [last]
     backend.post_processor = processors.TemplateProcessing(
         single=[first, "$A", last],
-        pair=[first, "$A", last, "$B:1", f"{last}:1"],
+        pair=[first, "$A", *between, f"$B:{second}", f"{last}:{second}"],
         special_tokens=[(token, backend.token_to_id(token)) for token in (first, last)],
     )

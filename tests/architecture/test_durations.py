@@ -43,7 +43,7 @@ BUDGETS = {
     "unit/scheduler": 30,
     "unit/spec_decode": 20,
     "unit/structured_output": 30,
-    "unit/tokenizer": 24,
+    "unit/tokenizer": 26,
     "unit/weight_cache": 32,
     "unit/worker": 60,
 }

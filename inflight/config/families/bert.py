@@ -84,7 +84,14 @@ FAMILY = Family(
     gguf_names=GGUF_NAMES,
     gguf_fields=fields_from_gguf,
     gguf_keys=GGUF_KEYS,
-    gguf_tensors={**GGUF_TENSORS, "attn_output_norm": "attention_norm", "layer_output_norm": "output_norm"},
+    # A file of RoBERTa is one of BERT: its positions begin at 0. Its two layers for classes are as those of BERT.
+    gguf_tensors={
+        **GGUF_TENSORS,
+        "attn_output_norm": "attention_norm",
+        "layer_output_norm": "output_norm",
+        "cls": "pooler.dense",
+        "cls.output": "classifier",
+    },
     class_head=ClassHead(last="classifier", before=one_dense("pooler.dense", "tanh")),
     mask_head=MaskHead(
         dense="cls.predictions.transform.dense",

@@ -47,8 +47,7 @@ def read_activation(fields: FamilyFields, name: str = "hidden_act", default: str
 
 # Keys of a GGUF file -> the fields of config.json with the same values
 GGUF_NAMES = {"attention.layer_norm_epsilon": "layer_norm_eps"}
-GGUF_KEYS = ("attention.causal", "pooling_type")
-_GGUF_POOLING = {1: "MEAN", 2: "CLS", 3: "LAST"}
+GGUF_KEYS = ("attention.causal",)
 GGUF_TENSORS = {
     "token_embd_norm": "model.embedding_norm",
     "position_embd": "model.position_embeddings",
@@ -57,12 +56,7 @@ GGUF_TENSORS = {
 
 
 def fields_from_gguf(given: Mapping[str, object]) -> dict[str, object]:
-    """`pooling_type` is the name of the pooling that the converter found beside the model; absent: none."""
-    found: dict[str, object] = {"is_decoder": given.get("attention.causal", False)}
-    pooling = given.get("pooling_type")
-    if isinstance(pooling, int) and pooling in _GGUF_POOLING:
-        found["pooling_type"] = _GGUF_POOLING[pooling]
-    return found
+    return {"is_decoder": given.get("attention.causal", False)}
 
 
 def refuse_decoder(fields: FamilyFields) -> None:

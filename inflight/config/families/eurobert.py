@@ -3,12 +3,19 @@
 from dataclasses import replace
 
 from inflight.config.architecture import LayerSpec, ModelArchitecture
-from inflight.config.families.encoder_fields import UNREAD, encoder_attention
+from inflight.config.families.encoder_fields import (
+    GGUF_KEYS,
+    UNREAD,
+    encoder_attention,
+    fields_from_gguf,
+    refuse_decoder,
+)
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
 
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
+    refuse_decoder(fields)
     attention = encoder_attention(fields, bias=fields.boolean("attention_bias", False), has_rope=True)
     layer = LayerSpec(mixer=attention, mlp=fields.mlp(bias=fields.boolean("mlp_bias", False)))
     model = fields.architecture((layer,) * fields.num_layers, eps=1e-5)
@@ -20,4 +27,7 @@ FAMILY = Family(
     others=("EuroBertForMaskedLM", "EuroBertForSequenceClassification", "EuroBertForTokenClassification"),
     model_type="eurobert",
     parse=_parse,
+    gguf_name="eurobert",
+    gguf_fields=fields_from_gguf,
+    gguf_keys=GGUF_KEYS,
 )

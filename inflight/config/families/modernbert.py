@@ -4,7 +4,15 @@ window, which reaches as far to both sides, and a rotary embedding of their own.
 from dataclasses import replace
 
 from inflight.config.architecture import GatedMlpSpec, LayerSpec, ModelArchitecture, NormNames
-from inflight.config.families.encoder_fields import encoder_attention, make_encoder, read_activation
+from inflight.config.families.encoder_fields import (
+    GGUF_KEYS,
+    GGUF_TENSORS,
+    encoder_attention,
+    fields_from_gguf,
+    make_encoder,
+    read_activation,
+    refuse_decoder,
+)
 from inflight.config.families.family import Family
 from inflight.config.families.family_fields import FamilyFields
 from inflight.config.json_fields import JsonFields
@@ -24,6 +32,7 @@ _RENAMES = (
 
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:
+    refuse_decoder(fields)
     attention = replace(encoder_attention(fields, bias=fields.boolean("attention_bias", False)), is_fused=True)
     mlp = GatedMlpSpec(
         size=fields.integer("intermediate_size"),
@@ -81,5 +90,21 @@ FAMILY = Family(
     others=("ModernBertForMaskedLM", "ModernBertForSequenceClassification", "ModernBertForTokenClassification"),
     model_type="modernbert",
     parse=_parse,
+    gguf_name="modern-bert",
+    gguf_names={
+        "attention.layer_norm_epsilon": "norm_eps",
+        "attention.sliding_window": "local_attention",
+        "attention.sliding_window_pattern": "global_attn_every_n_layers",
+        "rope.freq_base_swa": "local_rope_theta",
+    },
+    gguf_fields=fields_from_gguf,
+    gguf_keys=GGUF_KEYS,
+    gguf_tensors={
+        **GGUF_TENSORS,
+        "attn_norm": "attn_norm",
+        "attn_qkv": "self_attn.qkv_proj",
+        "ffn_norm": "mlp_norm",
+        "ffn_up": "mlp.gate_up_proj",
+    },
     class_head=ClassHead(last="classifier", before=_before_classes, is_before_tokens=True, pooling_type=_pooling_type),
 )

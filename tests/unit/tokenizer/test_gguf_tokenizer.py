@@ -51,9 +51,12 @@ PATTERNS: dict[str, str | None] = {
     "gpt-2": None,
     "refact": "digits",  # Granite 3
     "smollm": "digits",  # SmolLM 1 and 2
+    "roberta-bpe": None,
+    "modern-bert": None,
 }
 WHOLE_WORDS = ("llama-bpe", "smaug-bpe", "tekken")
 BEGIN = ("llama-bpe", "tekken")
+ENCODERS = ("roberta-bpe", "modern-bert")
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, 12345 times a day; it's what they'll do: we've seen it.",
     "def f(x):\n    return x ** 2 + 3.14159\n\n\nprint(f(10))\n",
@@ -112,6 +115,12 @@ def train(pre: str) -> Backend:
         )
     backend.add_special_tokens([AddedToken("<|begin|>", special=True), AddedToken("<|end|>", special=True)])
     backend.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
+    around = [(token, backend.token_to_id(token)) for token in ("<|end|>", "<|begin|>")]
+    if pre == "roberta-bpe":
+        backend.post_processor = processors.RobertaProcessing(*around, add_prefix_space=False)
+    elif pre == "modern-bert":
+        backend.normalizer = normalizers.NFC()
+        backend.post_processor = processors.BertProcessing(*around)
     if pre in BEGIN:
         begin = backend.token_to_id("<|begin|>")
         backend.post_processor = processors.TemplateProcessing(
@@ -154,10 +163,13 @@ def test_it_is_the_tokenizer_that_was_converted(tmp_path: Path, pre: str) -> Non
     backend = train(pre)
     ours = gguf_tokenizer(file_of(tmp_path, metadata_of(backend, pre)))
     truth = Tokenizer(Backend.from_str(backend.to_str()), {"bos_token": "<|begin|>", "eos_token": "<|end|>"})
+    pairs = Backend.from_str(ours.to_json())
     for text in TEXTS:
         ids = truth.encode(text)
         assert ours.encode(text) == ids, text
         assert ours.decode(ids) == truth.decode(ids)
+        if pre in ENCODERS:
+            assert pairs.encode(text, "a pair").ids == backend.encode(text, "a pair").ids
     assert ours.special_tokens == truth.special_tokens
     assert ours.all_special_ids == truth.all_special_ids
     assert vocabulary_bytes(ours) == vocabulary_bytes(truth)
