@@ -86,6 +86,7 @@ class CausalLM(nn.Module, ABC):
     """A decoder. Its constructor creates layers whose weights have no values; `model_loader` fills them block by block."""
 
     mapped_bytes = 0  # of weights that are pages of a file of packed weights
+    packed_key = ""  # of this file, if what was measured with it is valid for the next engine
     backend: AttentionBackend | None = None  # the backend that the layers need, if it is not that of their context
     # Values of these two would hide the modules.
     pooler: Pooler | None  # on the last stage of a pooling model, which has no head

@@ -58,6 +58,8 @@ class WeightCache:
         self._name = f"{model_config.folder} (rank {tp.rank} of {tp.size})" if tp.size > 1 else str(model_config.folder)
         self._kernels = context.ops.kernels if isinstance(context.ops, CpuLayerOps) else None
         self._entry: _Entry | None = None
+        # a rank that measures needs the others: if one had forgotten what it measured, it would wait for them
+        self._computes_with_others = tp.size > 1 or context.ep is not None
         self._loading = Loading()
         is_of_transformers = model_config.architecture.implementation == TRANSFORMERS  # its weights have other places
         if later is None or self._kernels is None or is_of_transformers or not model_config.weight_cache_bytes:
@@ -81,6 +83,8 @@ class WeightCache:
             self._loading = self._fresh_loading()
             model = make_again()
             self._loading.load(model, fill)
+        if isinstance(self._loading, MappedLoading) and self._entry is not None and not self._computes_with_others:
+            model.packed_key = self._entry.key
         return model
 
     @property

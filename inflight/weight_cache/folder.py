@@ -1,7 +1,8 @@
-"""`CacheFolder`: the folder of the packed weights, with two files for each entry.
+"""`CacheFolder`: the folder of the packed weights, with up to three files for each entry.
 
     KEY.weights   the bytes of the weights. Never changed after it has this name, because engines map it
     KEY.index     what the bytes mean, and the identity of KEY.weights (`FileIdentity`). Its modification time is the last use
+    KEY.peaks     the peak memory of steps (peak_memory.py)
     KEY.partial   weights that are being written. Whoever writes them holds a lock on the file (flock)
 
 Engines trust what they map. So the folder and its files must belong to the user, and nobody else may be able to write to them.
@@ -15,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-WEIGHTS, INDEX, PARTIAL = ".weights", ".index", ".partial"
+WEIGHTS, INDEX, PEAKS, PARTIAL = ".weights", ".index", ".peaks", ".partial"
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -95,7 +96,7 @@ class CacheFolder:
 
     def remove(self, key: str) -> None:
         """Engines that have mapped the weights keep them."""
-        for suffix in (INDEX, WEIGHTS):  # without its index, a file of weights is not used
+        for suffix in (INDEX, WEIGHTS, PEAKS):  # without its index, a file of weights is not used
             with suppress(OSError):
                 self.file(key, suffix).unlink()
 

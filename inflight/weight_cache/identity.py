@@ -81,15 +81,16 @@ def sample_places(num_bytes: int, num_samples: int) -> list[tuple[int, int]]:
 
 def key_of(files: ModelFiles, *made_by: object) -> str:
     """The name of an entry. `made_by`: all else that decides what the packed file contains; their texts are compared."""
-    text = repr((__version__, _layout_version(), files.identities, files.sampled, *made_by))
+    text = repr((__version__, digest_of_rooms(_ROOMS), files.identities, files.sampled, *made_by))
     return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
 @cache
-def _layout_version() -> str:
+def digest_of_rooms(rooms: tuple[str, ...]) -> str:
+    """A digest of the Python code of these folders of the package."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for room in _ROOMS:
+    for room in rooms:
         for path in sorted((package / room).rglob("*.py")):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

@@ -24,6 +24,7 @@ from inflight.device.accelerator import Accelerator
 from inflight.device.base import Device
 from inflight.errors import OutOfMemoryError
 from inflight.model_loader.weight_size import WeightSizes
+from inflight.weight_cache.peak_memory import peak_bytes
 from inflight.worker.runner_base import RunnerBase
 
 
@@ -53,6 +54,8 @@ class MemoryBudget:
         host_pool = config.cache.transfer.cpu_bytes if config.cache.transfer is not None else 0
         self._host_pool_bytes = int(host_pool * self._local_share)
         self._weights = WeightSizes(rank=0, whole=0)
+        models = (config.model, config.draft_model, config.speculative, config.cache.block_size, config.cache.dtype)
+        self._step_settings = (torch.__version__, *models, config.scheduler, config.device.num_threads)
 
     def check_before_loading(self, weights: WeightSizes) -> None:
         """Check that what has a known size fits: weights, host pool, and the KV cache if the user has set its size. Call
@@ -100,7 +103,9 @@ class MemoryBudget:
             ratio = self._unpacked_ratio(runner.mapped_bytes)
             others = self._all_weights(self._weights.whole) * ratio + self._host_pool_bytes
             left = int((self._free_host_bytes - others) * self._cache.memory_utilization) // self._num_local_ranks
-        peak = self._device.measure_peak_bytes(runner.profile_run)
+        peak = peak_bytes(
+            runner.packed_key, self._step_settings, lambda: self._device.measure_peak_bytes(runner.profile_run)
+        )
         return left - peak - runner.reserved_bytes(peak)
 
     def _unpacked_ratio(self, mapped_bytes: int) -> float:

@@ -132,6 +132,11 @@ class RunnerBase(ABC):
         """The bytes of weights that are pages of a file."""
         return self._model.mapped_bytes
 
+    @property
+    def packed_key(self) -> str:
+        """See `peak_bytes`."""
+        return self._model.packed_key
+
     def reserved_bytes(self, peak_bytes: int) -> int:
         """Device bytes that `initialize` and later steps need besides the arena. The profile run needed `peak_bytes`."""
         specs = self.kv_cache_specs()

@@ -42,6 +42,7 @@ class Device:
 class Runner:
     has_run = False
     mapped_bytes = 0
+    packed_key = ""
 
     def profile_run(self) -> None:
         self.has_run = True
