@@ -81,11 +81,13 @@ class LayerStep(NamedTuple):
         rotations: one for each kind of rotary embedding.
         attn_metadata: one for each KV group.
         token_inputs: see `TokenInputs`; None if the model has none.
+        captured: see `ModelStep`.
     """
 
     rotations: tuple[Rotation, ...]
     attn_metadata: tuple[AttentionMetadata, ...]
     token_inputs: Tensor | None = None
+    captured: Tensor | None = None
 
 
 class LayerCache(NamedTuple):

@@ -157,7 +157,8 @@ class ModelArchitecture:
     has a tower for them, `vision`.
 
     `mtp`: the checkpoint may have a layer behind the last one, which predicts drafts from the model's hidden states. With
-    `hidden_inputs`, this is such a layer alone: its inputs are hidden states of another model.
+    `hidden_inputs`, this is such a layer alone: its inputs are hidden states of another model. The inputs of the layers
+    `captured` of a model are copied out for such a layer (models/captured_layers.py).
 
     If `implementation` is TRANSFORMERS, only the sizes, `dtype`, `weight_format` and `eos_token_ids` are known, and `head_dim`
     is an estimate. The model's constructor finds out everything else. `not_native` says then why Inflight's own code does not
@@ -187,6 +188,7 @@ class ModelArchitecture:
     vision: VisionSpec | None = None
     mtp: HiddenInputsSpec | None = None
     hidden_inputs: HiddenInputsSpec | None = None
+    captured: tuple[int, ...] = ()
     norm_offset: float = 0.0
     dtype: str = "float32"
     weight_format: str = "plain"

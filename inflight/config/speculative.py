@@ -12,6 +12,8 @@ from inflight.setting import setting
 logger = logging.getLogger(__name__)
 
 DRAFT_MODEL = "draft_model"
+EAGLE = "eagle"
+EAGLE3 = "eagle3"
 MTP = "mtp"
 AUTO = "auto"  # replaced as soon as the checkpoint is known
 # vLLM has a method for each family. All of them are MTP.
@@ -40,8 +42,9 @@ FOREIGN_FIELDS = frozenset(
         *("max_model_len", "moe_backend", "parallel_drafting", "rejection_sample_method", "use_local_argmax_reduction"),
     )
 )
-# method -> the fields that are for this method only
-METHOD_FIELDS = {
+_DRAFT_MODEL_FIELDS = ("model", "revision", "quantization", "draft_tensor_parallel_size")
+# method -> its fields, which only some methods have
+METHOD_FIELDS: dict[str, tuple[str, ...]] = {
     "ngram": ("prompt_lookup_min", "prompt_lookup_max"),
     "suffix": (
         "suffix_decoding_max_tree_depth",
@@ -49,7 +52,9 @@ METHOD_FIELDS = {
         "suffix_decoding_max_spec_factor",
         "suffix_decoding_min_token_prob",
     ),
-    DRAFT_MODEL: ("model", "revision", "quantization", "draft_tensor_parallel_size"),
+    DRAFT_MODEL: _DRAFT_MODEL_FIELDS,
+    EAGLE: _DRAFT_MODEL_FIELDS,
+    EAGLE3: _DRAFT_MODEL_FIELDS,
     MTP: (),
 }
 
@@ -66,11 +71,13 @@ class SpeculativeConfig:
     by these counts is at least `suffix_decoding_min_token_prob`. A match and its drafts have at most
     `suffix_decoding_max_tree_depth` tokens together.
     "draft_model" asks a small model with the same vocabulary.
+    "eagle" and "eagle3" ask a layer that was trained for the served model, and reads its hidden states. It has a folder of its
+    own.
     "mtp" asks a layer of the served model's own checkpoint, which reads the hidden states of the served model.
     "auto" is "mtp" if the checkpoint has such a layer. Otherwise there are no drafts.
 
     Attributes:
-        model: folder, GGUF file or hub id of the draft model.
+        model: folder, GGUF file or hub id of the draft model, or folder or hub id of the EAGLE head.
         revision: branch, tag or commit of the draft model on the hub.
         quantization: as the option `quantization`, for the draft model. Its weights stay as they are stored if it is left out.
         draft_tensor_parallel_size: how many ranks share the draft model. It is computed by the rank that draws tokens.
@@ -105,16 +112,17 @@ def resolve_speculative(given: Mapping[str, Any] | None) -> SpeculativeConfig | 
     if isinstance(given, Mapping):
         given = _without_foreign_fields(given)
     config = from_json(SpeculativeConfig, "speculative_config", given, needed="method")
-    for method, names in METHOD_FIELDS.items():
-        for name in names:
-            if given.get(name) is not None and method != config.method:
-                raise ConfigError(
-                    f"speculative_config: {name} is for method={method!r}, but method={config.method!r} is given; leave "
-                    f"{name} out, or change the method"
-                )
-    if config.model is None and config.method == DRAFT_MODEL:
+    for name in dict.fromkeys(name for names in METHOD_FIELDS.values() for name in names):
+        methods = [method for method, names in METHOD_FIELDS.items() if name in names]
+        if given.get(name) is not None and config.method not in methods:
+            raise ConfigError(
+                f"speculative_config: {name} is for method={' or '.join(map(repr, methods))}, but method={config.method!r} is "
+                f"given; leave {name} out, or change the method"
+            )
+    if config.model is None and config.method in (DRAFT_MODEL, EAGLE, EAGLE3):
         raise ConfigError(
-            "speculative_config: the method draft_model needs a `model`, the folder or hub id of the draft model; give one"
+            f"speculative_config: the method {config.method} needs a `model`, the folder or hub id of "
+            f"{'the draft model' if config.method == DRAFT_MODEL else 'the EAGLE head'}; give one"
         )
     low = config.prompt_lookup_min
     high = config.prompt_lookup_max

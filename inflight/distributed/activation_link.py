@@ -17,13 +17,14 @@ SPLIT_BYTES = 1 << 16  # a smaller tensor is not split: gathering its parts woul
 @dataclass(frozen=True, kw_only=True)
 class LinkSpec:
     """What the two ends of a link must agree on before the first step. If a step's tensors are large, each rank of a stage
-    sends a part of the tensors."""
+    sends a part of the tensors. `num_captured`: of layers whose inputs travel, too (`ModelArchitecture.captured`)."""
 
     hidden_size: int
     dtype: torch.dtype
     max_num_tokens: int
     tensor_parallel_size: int
     split_bytes: int = SPLIT_BYTES
+    num_captured: int = 0
 
     def part(self, num_tokens: int, tp_rank: int) -> slice | None:
         """Returns the tokens that rank `tp_rank` sends, or None if a step of `num_tokens` tokens is not split."""
@@ -40,11 +41,8 @@ class LinkSpec:
     def columns(self) -> Tensor:
         """The fields as numbers, to compare two specs."""
         dtype = list(TORCH_DTYPES.values()).index(self.dtype)
-        return torch.tensor(
-            [self.hidden_size, dtype, self.max_num_tokens, self.tensor_parallel_size, self.split_bytes],
-            dtype=torch.int64,
-            device="cpu",
-        )
+        sizes = [self.hidden_size, dtype, self.max_num_tokens, self.tensor_parallel_size, self.split_bytes]
+        return torch.tensor([*sizes, self.num_captured], dtype=torch.int64, device="cpu")
 
 
 class ActivationLink(ABC):
@@ -105,6 +103,6 @@ def agree(spec: LinkSpec, before: Channel | None, after: Channel | None) -> None
         before.receive(theirs)
         if not torch.equal(ours, theirs):
             raise ConnectionError(
-                f"the previous stage sends (hidden_size, dtype, max tokens, TP size, split) = {theirs.tolist()}, but this "
-                f"stage expects {ours.tolist()}: give both ranks the same model and configuration"
+                f"the previous stage sends (hidden_size, dtype, max tokens, TP size, split, captures) = {theirs.tolist()}, "
+                f"but this stage expects {ours.tolist()}: give both ranks the same model and configuration"
             )

@@ -32,7 +32,7 @@ Large hidden states are split over the ranks of a stage (`stage_link.py` explain
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
@@ -59,7 +59,7 @@ class _Slot:
 
 def _ring(spec: LinkSpec, device: torch.device, num_slots: int) -> Iterator[_Slot]:
     """An endless iterator over the slots of one direction, which are used one after another."""
-    num_elements = 2 * spec.max_num_tokens * spec.hidden_size
+    num_elements = (2 + spec.num_captured) * spec.max_num_tokens * spec.hidden_size
     return cycle([_Slot(torch.empty(num_elements, dtype=spec.dtype, device=device)) for _ in range(num_slots)])
 
 
@@ -91,14 +91,16 @@ class DeviceStageLink(ActivationLink):
         super().__init__(spec, group, before, after)
         self._compute = device.compute
         self._posted: deque[tuple[int, int]] = deque()  # step_id, num_tokens
+        self._count = 2 + spec.num_captured  # of tensors
         self.arrived: IntermediateTensors | None = None
         if before is not None:
             self._inbox = _ring(spec, device.torch_device, num_slots)
             self._before_stream = device.new_stream()
-            shape = (2, spec.max_num_tokens, spec.hidden_size)
-            self._arrived = torch.zeros(shape, dtype=spec.dtype, device=device.torch_device)
-            self.arrived = IntermediateTensors(self._arrived[0], self._arrived[1])
-            num_elements = 2 * spec.part_size(spec.max_num_tokens) * spec.hidden_size if group.size > 1 else 0
+            shape = (self._count, spec.max_num_tokens, spec.hidden_size)
+            self._arrived = torch.zeros((2, *shape[1:]), dtype=spec.dtype, device=device.torch_device)
+            captured = self._arrived.new_zeros(shape[1], spec.num_captured * shape[2]) if spec.num_captured else None
+            self.arrived = IntermediateTensors(self._arrived[0], self._arrived[1], captured)
+            num_elements = self._count * spec.part_size(spec.max_num_tokens) * spec.hidden_size if group.size > 1 else 0
             self._part = torch.empty(num_elements, dtype=spec.dtype, device=device.torch_device)
         if after is not None:
             self._outbox = _ring(spec, device.torch_device, num_slots)
@@ -109,7 +111,7 @@ class DeviceStageLink(ActivationLink):
         self._posted.append((step_id, num_tokens))
 
     def receive(self, step_id: int) -> IntermediateTensors:
-        assert self._before is not None, "the first stage receives nothing"
+        assert self._before is not None and self.arrived is not None, "the first stage receives nothing"
         posted, num_tokens = self._posted.popleft()
         assert posted == step_id, f"step {step_id} is computed, but step {posted} was posted before it"
         self._raise_if_broken()
@@ -117,19 +119,19 @@ class DeviceStageLink(ActivationLink):
         stream = self._before_stream
         if slot.free is not None:
             stream.wait(slot.free)
-        pair = self._pair(slot.memory, num_tokens)
+        whole = self._whole(slot.memory, num_tokens)
         part = self._spec.part(num_tokens, self._group.rank)
         if part is None:
-            self._launch(stream, partial(self._before.receive, pair))
+            self._launch(stream, partial(self._before.receive, whole))
         else:
             if part.stop > part.start:
-                self._launch(stream, partial(self._before.receive, self._pair(self._part, part.stop - part.start)))
-            self._launch(stream, partial(self._gather, num_tokens, pair))
+                self._launch(stream, partial(self._before.receive, self._whole(self._part, part.stop - part.start)))
+            self._launch(stream, partial(self._gather, num_tokens, whole))
         self._compute.wait(stream.record())
-        received = self._arrived[:, :num_tokens]
-        self._launch(self._compute, partial(received.copy_, pair))
+        received = self.arrived.first(num_tokens)
+        self._launch(self._compute, partial(_copy_out, whole, self._arrived[:, :num_tokens], received.captured))
         slot.free = self._compute.record()
-        return IntermediateTensors(received[0], received[1])
+        return received
 
     def send(self, step_id: int, tensors: IntermediateTensors) -> None:
         assert self._after is not None, "the last stage sends nothing"
@@ -141,24 +143,25 @@ class DeviceStageLink(ActivationLink):
         stream = self._after_stream
         if slot.free is not None:
             self._compute.wait(slot.free)
-        pair = self._pair(slot.memory, rows.stop - rows.start)
-        self._launch(self._compute, partial(_fill, pair, tensors.delta[rows], tensors.residual[rows]))
+        whole = self._whole(slot.memory, rows.stop - rows.start)
+        self._launch(self._compute, partial(_fill, whole, [tensor[rows] for tensor in tensors.tensors()]))
         stream.wait(self._compute.record())
-        self._launch(stream, partial(self._after.send, pair))
+        self._launch(stream, partial(self._after.send, whole))
         slot.free = stream.record()
 
-    def _pair(self, memory: Tensor, num_tokens: int) -> Tensor:
-        """A view of `memory` for `delta` and `residual`, which are sent as one tensor [2, num_tokens, hidden_size]."""
-        return memory[: 2 * num_tokens * self._spec.hidden_size].view(2, num_tokens, self._spec.hidden_size)
+    def _whole(self, memory: Tensor, num_tokens: int) -> Tensor:
+        """A view of `memory` for all tensors of a step, which are sent as one, [2 + num_captured, num_tokens, hidden_size]."""
+        shape = (self._count, num_tokens, self._spec.hidden_size)
+        return memory[: self._count * num_tokens * self._spec.hidden_size].view(shape)
 
-    def _gather(self, num_tokens: int, pair: Tensor) -> None:
-        """Fill `pair` with the parts that the ranks of the stage have received. Each rank has its own part in `_part`."""
-        num_elements = 2 * self._spec.part_size(num_tokens) * self._spec.hidden_size
+    def _gather(self, num_tokens: int, whole: Tensor) -> None:
+        """Fill `whole` with the parts that the ranks of the stage have received. Each rank has its own part in `_part`."""
+        num_elements = self._count * self._spec.part_size(num_tokens) * self._spec.hidden_size
         gathered = self._group.all_gather(self._part[:num_elements], dim=0)
         for rank, part in enumerate(gathered.chunk(self._group.size)):
             rows = self._spec.part(num_tokens, rank)
             assert rows is not None
-            pair[:, rows] = self._pair(part, rows.stop - rows.start)
+            whole[:, rows] = self._whole(part, rows.stop - rows.start)
 
     def _launch(self, stream: Stream, work: Callable[[], object]) -> None:
         def launch() -> None:
@@ -171,6 +174,18 @@ class DeviceStageLink(ActivationLink):
         stream.enqueue(launch)
 
 
-def _fill(pair: Tensor, delta: Tensor, residual: Tensor) -> None:
-    pair[0] = delta
-    pair[1] = residual
+def _fill(whole: Tensor, tensors: Sequence[Tensor]) -> None:
+    whole[0], whole[1] = tensors[0], tensors[1]
+    for captured in tensors[2:]:
+        whole[2:].copy_(_layers(captured, whole))
+
+
+def _copy_out(whole: Tensor, pair: Tensor, captured: Tensor | None) -> None:
+    pair.copy_(whole[:2])
+    if captured is not None:
+        _layers(captured, whole).copy_(whole[2:])
+
+
+def _layers(captured: Tensor, whole: Tensor) -> Tensor:
+    """[num_tokens, num_captured * hidden_size] -> a view of it, [num_captured, num_tokens, hidden_size]."""
+    return captured.view(len(captured), -1, whole.shape[2]).transpose(0, 1)

@@ -95,17 +95,15 @@ class StageLink(ActivationLink):
             part = self._spec.part(num_tokens, self._group.rank)
             if part is None:
                 received = self._template.empty_like(num_tokens)
-                self._before.receive(received.delta)
-                self._before.receive(received.residual)
+                for tensor in received.tensors():
+                    self._before.receive(tensor)
                 return received
             own = self._template.empty_like(self._spec.part_size(num_tokens))  # the last part may have fewer tokens
             count = part.stop - part.start
-            self._before.receive(own.delta[:count])
-            self._before.receive(own.residual[:count])
-            return IntermediateTensors(
-                self._group.all_gather(own.delta, dim=0)[:num_tokens],
-                self._group.all_gather(own.residual, dim=0)[:num_tokens],
-            )
+            for tensor in own.tensors():
+                self._before.receive(tensor[:count])
+            gathered = (self._group.all_gather(tensor, dim=0)[:num_tokens] for tensor in own.tensors())
+            return IntermediateTensors(*gathered)
         except Exception as error:
             self._error = self._error or error
             raise
@@ -118,7 +116,7 @@ class StageLink(ActivationLink):
         try:
             with self._timeline.span(step_id, "send"):
                 part = self._spec.part(len(tensors.delta), self._group.rank) or slice(None)
-                self._after.send(tensors.delta[part])
-                self._after.send(tensors.residual[part])
+                for tensor in tensors.tensors():
+                    self._after.send(tensor[part])
         except Exception as error:
             self._error = error  # the next `send` or `receive` raises it

@@ -39,7 +39,7 @@ from inflight.model_loader.weight_check import check_weights, list_names
 from inflight.model_loader.weight_size import WeightSizes, weight_sizes
 from inflight.model_loader.weight_source import ReadPart, ShardSlices, WeightSource
 from inflight.models.causal_lm import CausalLM
-from inflight.models.drafting_layer import make_decoder
+from inflight.models.make_decoder import make_decoder
 from inflight.weight_cache.background import BackgroundWork
 from inflight.weight_cache.cache import WeightCache
 

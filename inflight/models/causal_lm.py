@@ -69,6 +69,7 @@ class ModelStep(NamedTuple):
             first stage reads them.
         images: what replaces the embeddings of the tokens of images; None if there are none. Only the first stage reads it.
         hidden: [num_tokens, hidden_size], hidden states of the served model. Only a `DraftingLayer` reads them; None: 0.
+        captured: [num_tokens, number of captured layers * hidden_size], to which a `CapturingDecoder` writes, if given.
     """
 
     input_ids: Tensor
@@ -80,6 +81,7 @@ class ModelStep(NamedTuple):
     token_types: Tensor | None = None
     images: ImageEmbeddings | None = None
     hidden: Tensor | None = None
+    captured: Tensor | None = None
 
 
 class CausalLM(nn.Module, ABC):

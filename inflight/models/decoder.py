@@ -35,6 +35,8 @@ from inflight.models.vision.towers import make_tower
 class DecoderForCausalLM(CausalLM):
     """The decoder with its embedding and head, or one pipeline stage of it."""
 
+    layer_type = DecoderLayer
+
     def __init__(self, architecture: ModelArchitecture, context: LayerContext, stage: PipelineStage) -> None:
         nn.Module.__init__(self)
         vocab_size, hidden_size = architecture.vocab_size, architecture.hidden_size
@@ -66,7 +68,7 @@ class DecoderForCausalLM(CausalLM):
             place = MixerPlace(
                 architecture=architecture, layer=layer, rotation_index=rotation_index, context=context, owner=owner
             )
-            layers.append(DecoderLayer(place))
+            layers.append(self.layer_type(place))
         self.layers = nn.ModuleList(layers)
         self.shared = SharedLayers(layers, architecture.layers[stage.start : stage.stop], stage.start)
         sizes = hidden_size, architecture.rms_norm_eps
@@ -103,7 +105,7 @@ class DecoderForCausalLM(CausalLM):
         if self.token_inputs is not None:
             image_rows = None if step.images is None else step.images.rows
             token_inputs = self.token_inputs(step.input_ids, residual, image_rows)
-        shared = LayerStep(rotations, step.attn_metadata, token_inputs)
+        shared = LayerStep(rotations, step.attn_metadata, token_inputs, step.captured)
 
         def compute() -> tuple[Tensor, Tensor]:
             *others, last = range(len(self.layers)) if step.layers is None else step.layers
@@ -119,11 +121,11 @@ class DecoderForCausalLM(CausalLM):
             added.add_behind(last, last_result[1])
             return last_result if rows is None else (last_result[0][rows], last_result[1][rows])
 
-        inputs = (residual, delta, token_inputs, *(tensor for rotation in rotations for tensor in rotation.tensors))
+        inputs = (residual, delta, token_inputs, step.captured, *(x for each in rotations for x in each.tensors))
         has_tape = step.layers is None and added is None  # of all layers, with nothing between them
         delta, residual = self.taped(compute, inputs, rows, step.attn_metadata) if has_tape else compute()
         if not self.stage.is_last:
-            return IntermediateTensors(delta, residual)
+            return IntermediateTensors(delta, residual, step.captured)
         return self.norm.add_and_norm(delta, residual)
 
     def embed(self, token_ids: Tensor, positions: Tensor, token_types: Tensor | None) -> Tensor:

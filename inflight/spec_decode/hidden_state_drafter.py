@@ -19,7 +19,7 @@ from inflight.attention.backend import AttentionBackend
 from inflight.config.engine import EngineConfig
 from inflight.device.base import Device
 from inflight.interface.request import Int32Array
-from inflight.models.causal_lm import CausalLM
+from inflight.models.drafting_layer import DraftingLayer
 from inflight.sample.sampler import Sampler
 from inflight.spec_decode.model_drafter import NOTHING, DraftInputs, IntArray, ModelDrafter, Pass
 
@@ -27,13 +27,20 @@ STEPS_BETWEEN_PROBES = 32
 
 
 class HiddenStateDrafter(ModelDrafter):
-    """Its arguments are those of `ModelDrafter`; `model` is a `DraftingLayer`."""
+    """Its arguments are those of `ModelDrafter`."""
 
     reads_hidden = True
     shift = 1
+    model: DraftingLayer
 
     def __init__(
-        self, model: CausalLM, config: EngineConfig, *, backend: AttentionBackend, device: Device, share_of_step: float
+        self,
+        model: DraftingLayer,
+        config: EngineConfig,
+        *,
+        backend: AttentionBackend,
+        device: Device,
+        share_of_step: float,
     ) -> None:
         super().__init__(model, config, backend=backend, device=device, share_of_step=share_of_step)
         self._num_steps = 0
@@ -59,5 +66,5 @@ class HiddenStateDrafter(ModelDrafter):
         places = np.flatnonzero(is_wanted)
         behind = np.cumsum(lengths)  # the index of the position behind each row's last one
         last = behind[inputs.drawing_rows[places]] - 1
-        hidden = inputs.hidden[self._device.to_device(np.concatenate(indices))]
+        hidden = self.model.read_hidden(inputs.hidden[self._device.to_device(np.concatenate(indices))])
         return places, self._forward(np.concatenate(spans), inputs, rows, starts[rows], ends[rows], last, hidden)

@@ -1,6 +1,8 @@
 """`load_drafter`: the model that writes drafts, on the rank that draws."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 from inflight.attention.backend import AttentionBackend
 from inflight.config.architecture import ModelArchitecture
@@ -11,6 +13,7 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.model_loader.loader import load_model
 from inflight.model_loader.weight_size import WeightSizes
 from inflight.models.causal_lm import CausalLM
+from inflight.models.drafting_layer import DraftingLayer
 from inflight.spec_decode.draft_model import DraftModel
 from inflight.spec_decode.hidden_state_drafter import HiddenStateDrafter
 from inflight.spec_decode.model_drafter import ModelDrafter
@@ -44,26 +47,32 @@ def load_drafter(
         sizes.append(size)
         check_size(size)
 
-    reads_hidden = config.draft_model.architecture.hidden_inputs is not None
-    model = load_model(
-        config.draft_model,
-        device=device.torch_device,
-        backend=backend,
-        tp=TensorParallelGroup(),
-        check_size=check,
-        served=served if tp.size == 1 else None,
-        later=None if reads_hidden else later,  # a layer is packed in no time
-    )
-    if not reads_hidden:
+    load = partial(load_model, device=device.torch_device, backend=backend, tp=TensorParallelGroup(), check_size=check)
+    architecture = config.draft_model.architecture
+    if architecture.hidden_inputs is None:
+        draft_model = load(config.draft_model, later=later)
         share = sizes[0].whole / max(1, served_bytes)
-        return DraftModel(model, config, backend=backend, device=device, share_of_step=share)
-    share = min(
-        1.0, _weights_read(config.draft_model.architecture) / _weights_read(config.model.architecture) * tp.size
-    )
-    return HiddenStateDrafter(model, config, backend=backend, device=device, share_of_step=share)
+        return DraftModel(draft_model, config, backend=backend, device=device, share_of_step=share)
+    ends: CausalLM | None = None
+    if not (architecture.hidden_inputs.has_embedding and architecture.hidden_inputs.head_size):
+        ends = served if tp.size == 1 and stage.is_first else load(replace(config.model, architecture=_ends(config)))
+    layer = load(config.draft_model, served=ends)  # it is packed in no time
+    assert isinstance(layer, DraftingLayer)
+    if config.draft_model.load_format != "dummy":
+        layer.read_targets(config.draft_model.folder)
+    share = min(1.0, _weights_read(architecture) / _weights_read(config.model.architecture) * tp.size)
+    return HiddenStateDrafter(layer, config, backend=backend, device=device, share_of_step=share)
+
+
+def _ends(config: EngineConfig) -> ModelArchitecture:
+    """The embedding and the head of the served model, without its layers. All tensors of the layers are left unread."""
+    architecture = config.model.architecture
+    return replace(architecture, layers=(), unread=("",), vision=None, token_inputs=None, mtp=None, captured=())
 
 
 def _weights_read(model: ModelArchitecture) -> float:
     """About how many weights a step of one token reads / the hidden size."""
-    joined = 0 if model.hidden_inputs is None else 2 * model.hidden_size
-    return model.vocab_size + joined + sum(each.mixer.num_features + each.mlp.num_features for each in model.layers)
+    spec = model.hidden_inputs
+    joined = 0 if spec is None else spec.captured_size or 2 * model.hidden_size
+    num_tokens = model.vocab_size if spec is None or spec.head_size is None else spec.head_size
+    return num_tokens + joined + sum(each.mixer.num_features + each.mlp.num_features for each in model.layers)

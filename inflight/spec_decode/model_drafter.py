@@ -52,7 +52,8 @@ class DraftInputs(NamedTuple):
         drawing_rows: [n], the rows that get drafts.
         sampling: [n], how the tokens of these rows are drawn.
         block_tables: [num_rows, num_blocks], one for each KV group, with room for the drafts.
-        hidden: [num_tokens of the step, hidden_size], the served model's hidden states; None if the drafter does not read them.
+        hidden: [num_tokens of the step, ...], the served model's hidden states, those of several layers side by side; unused if
+            the drafter does not read them.
         query_start_loc: [num_rows + 1], where the tokens of a row begin in `hidden`.
     """
 

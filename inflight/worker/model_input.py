@@ -65,7 +65,8 @@ class ForwardOutput:
 
     logits: torch.Tensor  # [num_draws, vocab_size] float32
     forward_input: ForwardInput
-    hidden: torch.Tensor  # [num_tokens, hidden_size], if a drafter reads it; otherwise perhaps of fewer tokens
+    # [num_tokens, hidden_size], or what was captured, if a drafter reads it; otherwise perhaps of fewer tokens
+    hidden: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

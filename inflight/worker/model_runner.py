@@ -21,6 +21,7 @@ from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.interface.kv_cache import KVCacheConfig
 from inflight.interface.request import ResolvedSampling
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from inflight.models.captured_layers import new_captured
 from inflight.models.causal_lm import ModelStep
 from inflight.sample.processors import LogitsProcessors
 from inflight.sample.sampler import Sampler, SamplerOutput
@@ -33,7 +34,7 @@ from inflight.worker.pipeline import Pipeline
 from inflight.worker.profile_run import one_token_each, zero_activations
 from inflight.worker.runner import Runner
 from inflight.worker.runner_base import RankParts
-from inflight.worker.step_drafts import StepDrafts
+from inflight.worker.step_drafts import StepDrafts, reads_hidden
 from inflight.worker.token_inbox import TokenInbox
 
 
@@ -52,11 +53,9 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
             num_speculative_tokens=self._num_speculative_tokens,
             senders=pipeline.senders,
         )
-        self._drafts: StepDrafts | None = None
-        drafting = config.draft_model
-        self._reads_hidden = drafting is not None and drafting.architecture.hidden_inputs is not None
-        if speculative is not None:
-            self._drafts = StepDrafts(config, parts.draft_model, self._drawn_tokens, self._sampler)
+        self._reads_hidden = reads_hidden(config)
+        self._new_captured = new_captured(architecture, getattr(torch, config.model.dtype))
+        self._drafts = StepDrafts.of(config, parts.draft_model, self._drawn_tokens, self._sampler)
         self._inbox = TokenInbox(pipeline.receiver, self._drawn_tokens.apply)
         self._metadata_builders: tuple[
             MetadataBuilder | None, ...
@@ -170,9 +169,9 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
     ) -> ForwardOutput | IntermediateTensors:
         parts, rows, attn_metadata = forward_input.parts, forward_input.logits_indices, forward_input.attn_metadata
         computed = None if self._reads_hidden else rows
-        step = ModelStep(
-            forward_input.input_ids, forward_input.positions, attn_metadata, computed, intermediate=intermediate
-        )
+        captured = self._new_captured and self._new_captured(forward_input.input_ids, intermediate)
+        inputs = forward_input.input_ids, forward_input.positions, attn_metadata, computed
+        step = ModelStep(*inputs, intermediate=intermediate, captured=captured)
         if parts is not None:
             parts.upload(self._device.to_device)
             step = parts.extend(step)
@@ -182,7 +181,7 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
         if parts is not None:
             parts.read(hidden, self._model)
         logits = self._model.compute_logits(hidden[rows] if step.rows is None else hidden[: len(rows)])
-        return ForwardOutput(logits, forward_input, hidden)
+        return ForwardOutput(logits, forward_input, hidden if captured is None else captured)
 
     def sample(
         self,

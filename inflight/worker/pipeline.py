@@ -43,6 +43,7 @@ class Pipeline:
             dtype=getattr(torch, config.model.dtype),
             max_num_tokens=config.scheduler.max_num_batched_tokens,
             tensor_parallel_size=layout.tensor_parallel_size,
+            num_captured=len(config.model.architecture.captured),
         )
         self.link = _link(spec, stage, world, device, timeline)
         last = layout.pipeline_parallel_size - 1
@@ -72,7 +73,7 @@ def _link(spec: LinkSpec, stage: PipelineStage, world: World, device: Device, ti
     before = None if previous is None else world.channel(previous, "activations")
     after = None if next_ is None else world.channel(next_, "activations")
     if not isinstance(device, Accelerator):
-        template = IntermediateTensors.template(spec.hidden_size, spec.dtype, device.torch_device)
+        template = IntermediateTensors.template(spec.hidden_size, spec.dtype, device.torch_device, spec.num_captured)
         group = world.tensor_parallel_group("link")
         return StageLink(spec, template, group, timeline, before=before, after=after)
     agree(spec, before, after)

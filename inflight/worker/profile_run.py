@@ -16,6 +16,7 @@ from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheSpec
 from inflight.layers.attention import Attention
 from inflight.layers.recurrent_state import RecurrentState
+from inflight.models.captured_layers import new_captured
 from inflight.models.causal_lm import CausalLM, ModelStep
 
 
@@ -50,12 +51,15 @@ def run_largest_step(
     for index, (layer, spec) in enumerate(zip(layers, specs, strict=True)):
         layer.bind(backend.layer_cache(arena[:, : spec.block_bytes], spec, 0), index)
     try:
+        zeros = device.to_device(np.zeros(num_tokens, dtype=np.int32))
+        captured = new_captured(config.model.architecture, getattr(torch, config.model.dtype))
         step = ModelStep(
-            device.to_device(np.zeros(num_tokens, dtype=np.int32)),
+            zeros,
             device.to_device(np.arange(num_tokens, dtype=np.int32) % max_model_len),
             tuple(backend.metadata_builder(spec)(inputs) for spec in specs),
             layers=chosen,
             intermediate=zero_activations(config, stage, device, num_tokens),
+            captured=None if captured is None else captured(zeros, None),
         )
         hidden = model(step)
         if stage.is_last:

@@ -17,6 +17,12 @@ from inflight.worker.input_batch import NO_TOKENS
 from inflight.worker.model_input import ForwardOutput, ModelInput, VerifiedDraws
 
 
+def reads_hidden(config: EngineConfig) -> bool:
+    """Whether a drafter reads the served model's hidden states behind its final norm, of all tokens."""
+    spec = None if config.draft_model is None else config.draft_model.architecture.hidden_inputs
+    return spec is not None and not spec.captured
+
+
 class StepDrafts:
     """
     Args:
@@ -35,6 +41,13 @@ class StepDrafts:
         self._drawn_tokens = drawn_tokens
         self._sampler = sampler
         self._proposer = make_proposer(config)
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, draft_model: ModelDrafter | None, drawn_tokens: DrawnTokens, sampler: Sampler
+    ) -> "StepDrafts | None":
+        """None: the engine has no drafts."""
+        return None if config.speculative is None else cls(config, draft_model, drawn_tokens, sampler)
 
     def begin(self, plan: SchedulerOutput) -> None:
         """Call it in each step, before its draws: new requests have slots of older ones."""

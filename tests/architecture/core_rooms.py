@@ -124,7 +124,8 @@ EDGES = {
     ),
     "drafts": (
         *("sample/verification.py", "worker/draw_rows.py", "config/speculative.py", "engine/start/draft_model.py"),
-        *("worker/step_drafts.py", "config/hidden_inputs.py", "models/drafting_layer.py"),
+        *("worker/step_drafts.py", "config/hidden_inputs.py", "models/drafting_layer.py", "models/make_decoder.py"),
+        *("config/eagle.py", "engine/start/eagle_head.py", "models/eagle3_layer.py", "models/captured_layers.py"),
     ),
     "what measures pipelines": ("engine/start/pipeline_tuning.py",),
     "several engines of one model": (

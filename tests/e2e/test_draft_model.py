@@ -9,22 +9,11 @@ from typing import Any
 
 import pytest
 
-from inflight import LLM, SamplingParams
+from inflight import LLM
 from inflight.errors import ConfigError
 from inflight.spec_decode import adaptive
-from tests.support.drafts import verify_all_drafts
+from tests.support.drafts import ARGUMENTS, NUM_DRAFTS, Tokens, generate, verify_all_drafts, without_drafts
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
-
-ARGUMENTS: dict[str, Any] = {
-    "skip_tokenizer_init": True,
-    "dtype": "float32",
-    "max_model_len": 160,
-    "num_threads": 1,
-    "kv_cache_memory_bytes": 1 << 22,
-    "distributed_executor_backend": "uni",
-}
-NUM_DRAFTS = 3
-PROMPTS = [[5, 9, 100, 31, 7] * count for count in (1, 3, 9, 14, 2, 5)]
 
 
 @pytest.fixture(scope="module")
@@ -41,22 +30,9 @@ def speculative(draft: Path, **more: Any) -> dict[str, Any]:
     return {"method": "draft_model", "model": str(draft), "num_speculative_tokens": NUM_DRAFTS, **more}
 
 
-def generate(llm: LLM, temperature: float, *, count: int = 1) -> list[list[int]]:
-    params = [
-        SamplingParams(temperature=temperature, seed=seed, max_tokens=40, ignore_eos=True, n=count)
-        for seed in range(len(PROMPTS))
-    ]
-    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
-    return [list(each.token_ids) for output in outputs for each in output.outputs]
-
-
 @pytest.fixture(scope="module")
-def plain(folders: dict[str, Path]) -> dict[tuple[str, float], list[list[int]]]:
-    found = {}
-    for name, folder in folders.items():
-        with LLM(str(folder), **ARGUMENTS) as llm:
-            found |= {(name, temperature): generate(llm, temperature, count=2) for temperature in (0.0, 1.0)}
-    return found
+def plain(folders: dict[str, Path]) -> dict[str, dict[float, Tokens]]:
+    return {name: without_drafts(folder, count=2) for name, folder in folders.items()}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +47,7 @@ def plain(folders: dict[str, Path]) -> dict[tuple[str, float], list[list[int]]]:
     ids=["plain", "tp2", "pp2", "chunks", "preempted"],
 )
 def test_a_model_accepts_what_it_guesses_itself(
-    folders: dict[str, Path], plain: dict[tuple[str, float], list[list[int]]], more: dict[str, Any]
+    folders: dict[str, Path], plain: dict[str, dict[float, Tokens]], more: dict[str, Any]
 ) -> None:
     """Each draft is accepted if the draft model has the keys of all tokens, whoever has computed them: the same request before,
     a request with the same beginning, a step before a preemption."""
@@ -81,7 +57,7 @@ def test_a_model_accepts_what_it_guesses_itself(
     with llm:
         stats = llm.llm_engine.core.scheduler.stats
         for temperature in (0.0, 1.0, 0.0):  # the last time the prompts are cached
-            assert generate(llm, temperature, count=2) == plain["qwen3", temperature]
+            assert generate(llm, temperature, count=2) == plain["qwen3"][temperature]
         assert stats.num_draft_tokens > 400
         assert stats.num_accepted_tokens >= 0.98 * stats.num_draft_tokens
         assert stats.num_hit_tokens > 100
@@ -91,7 +67,7 @@ def test_a_model_accepts_what_it_guesses_itself(
 @pytest.mark.parametrize("served", ["qwen3_5", "lfm2"])
 @pytest.mark.parametrize("more", [{}, {"max_num_batched_tokens": 33, "max_num_seqs": 3}], ids=["roomy", "chunks"])
 def test_recurrent_layers_go_back_behind_refused_drafts(
-    folders: dict[str, Path], plain: dict[tuple[str, float], list[list[int]]], served: str, more: dict[str, Any]
+    folders: dict[str, Path], plain: dict[str, dict[float, Tokens]], served: str, more: dict[str, Any]
 ) -> None:
     draft = speculative(folders["llama"])
     with verify_all_drafts():
@@ -99,12 +75,12 @@ def test_recurrent_layers_go_back_behind_refused_drafts(
     with llm:
         stats = llm.llm_engine.core.scheduler.stats
         for temperature in (0.0, 1.0, 0.0):
-            assert generate(llm, temperature, count=2) == plain[served, temperature]
+            assert generate(llm, temperature, count=2) == plain[served][temperature]
         assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
 
 
 def test_tokens_without_drafts_are_computed_later(
-    folders: dict[str, Path], plain: dict[tuple[str, float], list[list[int]]], monkeypatch: pytest.MonkeyPatch
+    folders: dict[str, Path], plain: dict[str, dict[float, Tokens]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests get drafts in some steps only. The draft model then computes what it has left out, before it goes on."""
     chance = random.Random(0)
@@ -115,7 +91,7 @@ def test_tokens_without_drafts_are_computed_later(
     with LLM(str(folder), **ARGUMENTS, speculative_config=speculative(folder)) as llm:
         stats = llm.llm_engine.core.scheduler.stats
         for temperature in (0.0, 1.0, 0.0):
-            assert generate(llm, temperature, count=2) == plain["qwen3", temperature]
+            assert generate(llm, temperature, count=2) == plain["qwen3"][temperature]
         assert 100 < stats.num_draft_tokens < 600
         assert stats.num_accepted_tokens >= 0.98 * stats.num_draft_tokens
 
@@ -142,13 +118,13 @@ def test_drafts_end_where_the_draft_model_ends(folders: dict[str, Path], tmp_pat
         assert generate(llm, 0.0) == expected
 
 
-def test_quantized_draft_model(folders: dict[str, Path], plain: dict[tuple[str, float], list[list[int]]]) -> None:
+def test_quantized_draft_model(folders: dict[str, Path], plain: dict[str, dict[float, Tokens]]) -> None:
     folder = folders["qwen3"]
     with verify_all_drafts():
         llm = LLM(str(folder), **ARGUMENTS, speculative_config=speculative(folder, quantization="int8"))
     with llm:
         stats = llm.llm_engine.core.scheduler.stats
-        assert generate(llm, 1.0, count=2) == plain["qwen3", 1.0]
+        assert generate(llm, 1.0, count=2) == plain["qwen3"][1.0]
         assert 0.5 * stats.num_draft_tokens < stats.num_accepted_tokens
 
 

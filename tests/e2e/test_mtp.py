@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
-import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -17,25 +12,23 @@ from safetensors.torch import load_file, save_file
 
 from inflight import LLM, SamplingParams
 from inflight.errors import ConfigError
-from inflight.sample.sampler import Sampler
 from inflight.spec_decode import adaptive
-from inflight.spec_decode.model_drafter import DraftInputs, ModelDrafter
-from tests.support.drafts import verify_all_drafts
+from tests.support.drafts import (
+    ARGUMENTS,
+    NUM_DRAFTS,
+    PROMPTS,
+    Tokens,
+    generate,
+    generate_with_a_killed_rank,
+    recorded,
+    verify_all_drafts,
+    without_drafts,
+)
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 from tests.support.mtp_models import MtpTruth, write_mtp_model
 
 FEW_BYTES = {"qwen3_5": 720_000, "deepseek_v3": 3 << 17}  # too few blocks for all prompts at once
-ARGUMENTS: dict[str, Any] = {
-    "skip_tokenizer_init": True,
-    "dtype": "float32",
-    "max_model_len": 160,
-    "num_threads": 1,
-    "kv_cache_memory_bytes": 1 << 22,
-    "distributed_executor_backend": "uni",
-}
-NUM_DRAFTS = 3
 MTP: dict[str, Any] = {"method": "mtp", "num_speculative_tokens": NUM_DRAFTS}
-PROMPTS = [[5, 9, 100, 31, 7] * count for count in (1, 3, 9, 14, 2, 5)]
 # family, number of its configuration
 FAMILIES = [
     *(("qwen3_5", 0), ("qwen3_5", 1), ("qwen3_5_moe", 0), ("qwen3_next", 2)),
@@ -50,47 +43,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: write_mtp_model(FAMILY_CONFIGS[name][0], root / name, seed=3, follows=True) for name in FOLLOWING}
 
 
-def generate(llm: LLM, temperature: float) -> list[list[int]]:
-    params = [
-        SamplingParams(temperature=temperature, seed=seed, max_tokens=40, ignore_eos=True, n=2)
-        for seed in range(len(PROMPTS))
-    ]
-    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
-    return [list(each.token_ids) for output in outputs for each in output.outputs]
-
-
 @pytest.fixture(scope="module")
-def plain(folders: dict[str, Path]) -> dict[tuple[str, float], list[list[int]]]:
-    found = {}
-    for name, folder in folders.items():
-        with LLM(str(folder), **ARGUMENTS) as llm:
-            found |= {(name, temperature): generate(llm, temperature) for temperature in (0.0, 1.0)}
-    return found
-
-
-@contextlib.contextmanager
-def recorded() -> Iterator[list[tuple[list[int], list[int], torch.Tensor]]]:
-    """All proposals for one request at a time: its tokens, its drafts, and their logits [number of drafts, vocab_size]."""
-    found: list[tuple[list[int], list[int], torch.Tensor]] = []
-    propose: Callable[..., Any] = ModelDrafter.propose
-    draw: Callable[..., Any] = ModelDrafter._draw
-
-    def recording(drafter: ModelDrafter, inputs: DraftInputs, sampler: Sampler) -> Any:
-        logits: list[torch.Tensor] = []
-
-        def record(self: ModelDrafter, given: torch.Tensor, *others: Any) -> Any:
-            logits.append(given[0].clone())
-            return draw(self, given, *others)
-
-        with mock.patch.object(ModelDrafter, "_draw", record):
-            drafts = propose(drafter, inputs, sampler)
-        if logits:
-            tokens = inputs.token_ids[inputs.slots[0], : inputs.num_tokens[0]].tolist()
-            found.append((tokens, drafts[0][: len(logits)].tolist(), torch.stack(logits)))
-        return drafts
-
-    with mock.patch.object(ModelDrafter, "propose", recording):
-        yield found
+def plain(folders: dict[str, Path]) -> dict[str, dict[float, Tokens]]:
+    return {name: without_drafts(folder, count=2) for name, folder in folders.items()}
 
 
 @pytest.mark.parametrize(("family", "number"), FAMILIES)
@@ -106,8 +61,9 @@ def test_drafts_have_the_logits_of_transformers(family: str, number: int, tmp_pa
         for _ in range(2):
             llm.generate([PROMPTS[2]], params, use_tqdm=False)
     assert len(found) > 8
-    for tokens, drafts, logits in found[:: max(1, len(found) // 6)]:
-        torch.testing.assert_close(logits, truth.logits(tokens, drafts[:-1]), atol=1e-4, rtol=1e-4)
+    for proposal in found[:: max(1, len(found) // 6)]:
+        expected = truth.logits(proposal.tokens, proposal.drafts[:-1])
+        torch.testing.assert_close(proposal.logits, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", FOLLOWING)
@@ -123,7 +79,7 @@ def test_drafts_have_the_logits_of_transformers(family: str, number: int, tmp_pa
     ids=["plain", "tp2", "pp2", "chunks", "preempted"],
 )
 def test_tokens_are_the_same_and_drafts_are_right(
-    folders: dict[str, Path], plain: dict[tuple[str, float], list[list[int]]], name: str, more: dict[str, Any]
+    folders: dict[str, Path], plain: dict[str, dict[float, Tokens]], name: str, more: dict[str, Any]
 ) -> None:
     """Nearly all drafts are right if the layer has the keys of all tokens, whichever step has computed them."""
     if "kv_cache_memory_bytes" in more:
@@ -133,7 +89,7 @@ def test_tokens_are_the_same_and_drafts_are_right(
     with llm:
         stats = llm.llm_engine.core.scheduler.stats
         for temperature in (0.0, 1.0, 0.0):  # the last time the prompts are cached
-            assert generate(llm, temperature) == plain[name, temperature]
+            assert generate(llm, temperature, count=2) == plain[name][temperature]
         assert stats.num_draft_tokens > 400
         assert stats.num_accepted_tokens >= 0.75 * stats.num_draft_tokens
         assert name != "deepseek_v3" or stats.num_hit_tokens > 100
@@ -141,7 +97,7 @@ def test_tokens_are_the_same_and_drafts_are_right(
 
 
 def test_drafts_in_some_steps_only(
-    folders: dict[str, Path], plain: dict[tuple[str, float], list[list[int]]], monkeypatch: pytest.MonkeyPatch
+    folders: dict[str, Path], plain: dict[str, dict[float, Tokens]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(0)
     monkeypatch.setattr(
@@ -150,7 +106,7 @@ def test_drafts_in_some_steps_only(
     with LLM(str(folders["deepseek_v3"]), **ARGUMENTS, speculative_config=MTP) as llm:
         stats = llm.llm_engine.core.scheduler.stats
         for temperature in (0.0, 1.0, 0.0):
-            assert generate(llm, temperature) == plain["deepseek_v3", temperature]
+            assert generate(llm, temperature, count=2) == plain["deepseek_v3"][temperature]
         assert 100 < stats.num_draft_tokens < 600
         assert stats.num_accepted_tokens >= 0.75 * stats.num_draft_tokens
 
@@ -168,22 +124,10 @@ def test_drafts_come_back_when_they_would_be_right(folders: dict[str, Path]) -> 
         assert stats.num_draft_tokens < 400
 
 
-def test_a_killed_rank(folders: dict[str, Path], plain: dict[tuple[str, float], list[list[int]]]) -> None:
+def test_a_killed_rank(folders: dict[str, Path], plain: dict[str, dict[float, Tokens]]) -> None:
     """The rank that draws is killed while drafts are verified. A new one loads the layer, and the tokens are the same."""
-    arguments = {**ARGUMENTS, "distributed_executor_backend": "mp", "tensor_parallel_size": 2}
-    with LLM(str(folders["qwen3_5"]), **arguments, speculative_config=MTP) as llm:
-        engine = llm.llm_engine
-        engine.add_request("0", PROMPTS[2], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
-        found: list[int] = []
-        killed = False
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                found = list(output.outputs[0].token_ids)
-            if not killed and engine.core.scheduler.stats.num_draft_tokens > 5:
-                os.kill(engine.executor._ranks[0].process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-                killed = True
-        assert killed
-    assert found == plain["qwen3_5", 0.0][4]
+    found = generate_with_a_killed_rank(folders["qwen3_5"], MTP, PROMPTS[2])
+    assert found == plain["qwen3_5"][0.0][4]
 
 
 def test_what_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from inflight.attention.backend import AttentionBackend, LayerCache
 from inflight.attention.metadata import AttentionInputs, StateMetadata
+from inflight.config.architecture import ModelArchitecture
 from inflight.config.engine import ModelConfig, QuantizationConfig
 from inflight.config.gguf_config import read_model_config
 from inflight.config.parse_architecture import parse_architecture
@@ -51,12 +52,15 @@ def load(
     *,
     tp: TensorParallelGroup | None = None,
     batch_invariant: bool = False,
+    architecture: ModelArchitecture | None = None,
+    served: CausalLM | None = None,
 ) -> CausalLM:
-    """The model of a folder in float32, built with `FullContextAttention`."""
+    """The model of a folder in float32, built with `FullContextAttention`. `architecture`: instead of that of its config.json.
+    `served`: as of `load_model`."""
     config = ModelConfig(
         folder=folder,
         name="x",
-        architecture=parse_architecture(read_model_config(folder)),
+        architecture=architecture or parse_architecture(read_model_config(folder)),
         dtype="float32",
         max_model_len=64,
         load_format="safetensors",
@@ -66,7 +70,8 @@ def load(
         batch_invariant=batch_invariant,
     )
     backend: Any = FullContextAttention()  # Any: a stand-in
-    return load_model(config, device=torch.device("cpu"), backend=backend, tp=tp or TensorParallelGroup())
+    group = tp or TensorParallelGroup()
+    return load_model(config, device=torch.device("cpu"), backend=backend, tp=group, served=served)
 
 
 def bind_caches(model: CausalLM, num_tokens: int) -> None:

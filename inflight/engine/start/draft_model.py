@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,20 +11,19 @@ from inflight.config.engine import EngineConfig, ModelConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.hidden_inputs import HiddenInputsSpec
 from inflight.config.safetensors_file import find_files, model_name, read_header
-from inflight.config.speculative import AUTO, DRAFT_MODEL, MTP, SpeculativeConfig
+from inflight.config.speculative import AUTO, DRAFT_MODEL, EAGLE, EAGLE3, MTP, SpeculativeConfig
 from inflight.config.whole_prompts import is_causal
+from inflight.engine.start.eagle_head import ReadConfig, kind_of_model, read_head, with_head
 from inflight.errors import ConfigError
 from inflight.tokenizer.source import read_tokenizer
 
 logger = logging.getLogger(__name__)
 
 
-def with_draft_model(
-    config: EngineConfig, args: EngineArgs, resolve_config: Callable[[EngineArgs], EngineConfig]
-) -> EngineConfig:
+def with_draft_model(config: EngineConfig, args: EngineArgs, resolve_config: ReadConfig) -> EngineConfig:
     """Returns the configuration with the draft model that its `speculative` names; unchanged if it names none. With MTP, it is
-    a layer of the served model's checkpoint. The blocks of the KV cache then have the keys of both models, so the names of
-    blocks tell both.
+    a layer of the served model's checkpoint, with EAGLE a layer in a folder of its own. The blocks of the KV cache then have
+    the keys of both models, so the names of blocks tell both.
 
     Args:
         args: those of the served model.
@@ -34,7 +33,7 @@ def with_draft_model(
         ConfigError: the draft model cannot be read, cannot propose tokens, or has another vocabulary.
     """
     speculative, served = config.speculative, config.model
-    if speculative is None or speculative.method not in (DRAFT_MODEL, MTP):
+    if speculative is None or speculative.method not in (DRAFT_MODEL, EAGLE, EAGLE3, MTP):
         return config
     if served.architecture.pooler is not None:
         raise ConfigError(
@@ -43,7 +42,12 @@ def with_draft_model(
         )
     if speculative.method == MTP:
         return _with_mtp(config)
-    draft = resolve_config(_arguments(config, args, speculative)).model
+    arguments = _arguments(config, args, speculative)
+    kind = kind_of_model(arguments) if speculative.method == DRAFT_MODEL else speculative.method
+    if kind is not None:
+        config = replace(config, speculative=replace(speculative, method=kind))
+        return with_head(config, read_head(config, arguments, resolve_config))
+    draft = resolve_config(arguments).model
     _check_kind(draft)
     _check_vocabulary(served, draft, args)
     max_model_len = min(served.max_model_len, draft.architecture.max_position_embeddings)
@@ -98,7 +102,7 @@ def _with_mtp(config: EngineConfig) -> EngineConfig:
             "ngram, suffix or draft_model"
         )
     layer = next(layer for layer in reversed(model.layers) if layer.attention is not None)
-    drafting = replace(model, layers=(layer,), vision=None, mtp=None, hidden_inputs=model.mtp)
+    drafting = replace(model, layers=(layer,), vision=None, mtp=None, hidden_inputs=model.mtp, unread=("",))
     fingerprint = hashlib.sha256(f"{served.fingerprint} {MTP}".encode()).hexdigest()
     return replace(
         config,
@@ -110,11 +114,10 @@ def _with_mtp(config: EngineConfig) -> EngineConfig:
 def _missing_mtp(folder: Path, model: ModelArchitecture, spec: HiddenInputsSpec) -> str:
     """What is missing in the checkpoint; "" if the layer is there."""
     names = {model_name(name, model.renames) for file in find_files(folder)[0] for name in read_header(file)}
-    parts = (spec.layer, spec.embedding_norm, spec.hidden_norm, spec.projection, spec.final_norm)
-    missing = [part for part in parts if not any(name.startswith(f"{part}.") for name in names)]
+    missing = [part for part in spec.parts if not any(name.startswith(f"{part}.") for name in names)]
     if not missing:
         return ""
-    found = [part for part in parts if part not in missing]
+    found = [part for part in spec.parts if part not in missing]
     others = f"only {', '.join(found)} of it" if found else "nothing of it"
     return f"the {len(names)} tensors of {folder} have {others}: {', '.join(missing)} are missing"
 

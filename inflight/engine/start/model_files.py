@@ -26,6 +26,7 @@ from inflight.config.stored_head import resolve_head
 from inflight.config.unknown_family import describe_model
 from inflight.damaged_files import named_errors
 from inflight.engine.start.draft_model import with_chosen_method, with_draft_model
+from inflight.engine.start.eagle_head import Describe
 from inflight.engine.start.generation_defaults import model_eos_token_ids, warn_of_unknown_fields
 from inflight.errors import UnsupportedModelError
 from inflight.hub import read_generation_config, resolve_model_folder
@@ -38,9 +39,10 @@ from inflight.tokenizer.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 
-def resolve_config(args: EngineArgs) -> EngineConfig:
+def resolve_config(args: EngineArgs, describe: Describe | None = None) -> EngineConfig:
     """Returns the configuration for this model on this machine. Reads the model's config.json and the headers of
-    its weights. If `args.model` is the id of a model on the Hugging Face hub, downloads the model.
+    its weights. If `args.model` is the id of a model on the Hugging Face hub, downloads the model. `describe`: what says how
+    the network of an EAGLE head is; other models do not need it.
 
     Raises:
         ConfigError: the arguments are wrong, or do not fit the model or the machine.
@@ -52,7 +54,7 @@ def resolve_config(args: EngineArgs) -> EngineConfig:
     machine = detect_machine(args.device)
     with named_errors(UnsupportedModelError, folder, "its configuration"):
         mmproj = find_mmproj(folder, args.mmproj, args.revision, language_model_only=args.language_model_only)
-        architecture = _describe(args, folder, mmproj, machine.device)
+        architecture = describe(folder) if describe else _describe(args, folder, mmproj, machine.device)
         args = with_chosen_method(args, folder, architecture)
         config = resolve(
             args,

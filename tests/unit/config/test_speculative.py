@@ -55,7 +55,9 @@ def test_none_is_no_speculation() -> None:
     [
         ("ngram", "not a dictionary"),
         ({}, "method=None"),
-        ({"method": "eagle"}, "method='eagle'"),
+        ({"method": "medusa"}, "method='medusa'"),
+        ({"method": "eagle"}, "eagle needs a `model`.*the EAGLE head"),
+        ({"method": "mtp", "model": "a"}, "model is for method='draft_model' or 'eagle' or 'eagle3'"),
         ({"method": "ngram", "num_tokens": 3}, "has no 'num_tokens'"),
         ({"method": "ngram", "num_speculative_tokens": 0}, r"num_speculative_tokens=0 .* \[1, 64\]"),
         ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens=True"),

@@ -33,7 +33,8 @@ HIDDEN_SIZE, MAX_TOKENS, SPLIT_BYTES = 3, 11, 40  # four tokens and more travel 
 def activations(step_id: int, num_tokens: int) -> IntermediateTensors:
     """Every element says of which step, token, column and tensor it is."""
     elements = torch.arange(num_tokens * HIDDEN_SIZE, dtype=torch.float32).view(num_tokens, HIDDEN_SIZE)
-    return IntermediateTensors(step_id * 1000 + elements, -step_id * 1000 - elements)
+    captured = torch.cat([step_id * 1000 + elements + 0.25, -step_id * 1000 - elements - 0.25], dim=1)
+    return IntermediateTensors(step_id * 1000 + elements, -step_id * 1000 - elements, captured)
 
 
 def link_spec(tp_size: int) -> LinkSpec:
@@ -43,6 +44,7 @@ def link_spec(tp_size: int) -> LinkSpec:
         max_num_tokens=MAX_TOKENS,
         tensor_parallel_size=tp_size,
         split_bytes=SPLIT_BYTES,
+        num_captured=2,
     )
 
 
@@ -77,10 +79,11 @@ class Rank:
         if self.stage:
             assert torch.equal(tensors.delta, wanted.delta), (self.stage, step_id)
             assert torch.equal(tensors.residual, wanted.residual + self.stage - 1), (self.stage, step_id)
+            assert torch.equal(tensors.tensors()[2], wanted.tensors()[2]), (self.stage, step_id)
             tensors.residual.add_(1)  # in place, as a norm does
         else:
-            tensors.delta.copy_(wanted.delta)
-            tensors.residual.copy_(wanted.residual)
+            for tensor, values in zip(tensors.tensors(), wanted.tensors(), strict=True):
+                tensor.copy_(values)
         self.num_ended += 1
 
 
@@ -161,7 +164,7 @@ def test_large_states_travel_split(tp_size: int, num_tokens: int) -> None:
     channels = [rank.link._before for rank in ranks[tp_size:]]
     travelled = sum(channel.num_elements for channel in channels if isinstance(channel, FakeDeviceChannel))
     is_split = num_tokens * HIDDEN_SIZE * 4 >= SPLIT_BYTES
-    assert travelled == 2 * num_tokens * HIDDEN_SIZE * (1 if is_split else tp_size)
+    assert travelled == 4 * num_tokens * HIDDEN_SIZE * (1 if is_split else tp_size)
 
 
 def test_steps_lie_at_one_address() -> None:

@@ -30,7 +30,7 @@ from inflight.timeline import Timeline
 
 NUM_SCHEDULES = 10_000 if os.environ.get("INFLIGHT_TEST_FULL") == "1" else 200
 HIDDEN_SIZE, MAX_TOKENS = 6, 40
-TEMPLATE = IntermediateTensors.template(HIDDEN_SIZE, torch.float32, torch.device("cpu"))
+TEMPLATE = IntermediateTensors.template(HIDDEN_SIZE, torch.float32, torch.device("cpu"), num_captured=2)
 
 
 def spec(tp_size: int = 1, **fields: int) -> LinkSpec:
@@ -49,7 +49,8 @@ def spec(tp_size: int = 1, **fields: int) -> LinkSpec:
 def activations(step_id: int, num_tokens: int) -> IntermediateTensors:
     """Every element says of which step, token, column and tensor it is."""
     elements = torch.arange(num_tokens * HIDDEN_SIZE, dtype=torch.float32).view(num_tokens, HIDDEN_SIZE)
-    return IntermediateTensors(step_id * 1000 + elements, -step_id * 1000 - elements)
+    captured = torch.cat([step_id * 1000 + elements + 0.25, -step_id * 1000 - elements - 0.25], dim=1)
+    return IntermediateTensors(step_id * 1000 + elements, -step_id * 1000 - elements, captured)
 
 
 def test_padded_tensors_begin_with_the_tokens() -> None:
@@ -57,8 +58,8 @@ def test_padded_tensors_begin_with_the_tokens() -> None:
     assert tensors.padded(2) is tensors
     padded = tensors.padded(5)
     assert padded.delta.shape == padded.residual.shape == (5, tensors.delta.shape[1])
-    first = padded.first(2)
-    assert torch.equal(first.delta, tensors.delta) and torch.equal(first.residual, tensors.residual)
+    for one, other in zip(padded.first(2).tensors(), tensors.tensors(), strict=True):
+        assert torch.equal(one, other)
 
 
 def no_delay(channel: Channel) -> Channel:
@@ -244,10 +245,10 @@ def test_large_states_travel_split_and_arrive_whole(tp_size: int, num_tokens: in
     with ThreadPoolExecutor(tp_size) as pool:
         received = list(pool.map(lambda link: link.receive(7), links[tp_size:]))
     for tensors in received:
-        assert torch.equal(tensors.delta, activations(7, num_tokens).delta)
-        assert torch.equal(tensors.residual, activations(7, num_tokens).residual)
+        for one, other in zip(tensors.tensors(), activations(7, num_tokens).tensors(), strict=True):
+            assert torch.equal(one, other)
     is_split = num_tokens * HIDDEN_SIZE * 4 >= 200
-    assert sum(counted) == 2 * num_tokens * HIDDEN_SIZE * (1 if is_split else tp_size)
+    assert sum(counted) == 4 * num_tokens * HIDDEN_SIZE * (1 if is_split else tp_size)
     worlds.close("the test is over")
     for link in links:
         link.close()

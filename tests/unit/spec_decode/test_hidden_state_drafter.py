@@ -22,6 +22,7 @@ def drafter(num_steps: int = 0) -> Any:
     found.config.max_model_len = MAX_MODEL_LEN
     found._device.to_device = torch.from_numpy
     found._forward = lambda *arguments: arguments
+    found.model.read_hidden = lambda hidden: hidden
     return found
 
 

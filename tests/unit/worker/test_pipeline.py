@@ -30,7 +30,9 @@ def make_pipelines(devices: list[Device], worlds: list[World], hidden_size: tupl
 
     def make(rank: int) -> Pipeline:
         config: Any = SimpleNamespace(  # as much of an EngineConfig as is read
-            model=SimpleNamespace(architecture=SimpleNamespace(hidden_size=hidden_size[rank]), dtype="float32"),
+            model=SimpleNamespace(
+                architecture=SimpleNamespace(hidden_size=hidden_size[rank], captured=()), dtype="float32"
+            ),
             scheduler=SimpleNamespace(max_num_batched_tokens=8),
             speculative=None,
         )
