@@ -83,8 +83,8 @@ def resolve_pooler(
     base, end = bases_and_ends[0] if bases_and_ends else ("", "")
     is_qwen3 = is_qwen3_reranker(args.model or "", base)
     is_reranker = has_prompt_fields(fields) or is_qwen3
-    # what transformers' code computes may be called "...Model" and have a head (ChatGLMModel)
-    is_trunk = end == "Model" and architecture.implementation != TRANSFORMERS
+    # a model that brings its own code may be called "...Model" and have a head (ChatGLMModel)
+    is_trunk = end == "Model" and not (architecture.implementation == TRANSFORMERS and fields.has("auto_map"))
     is_pooling = end in WITH_CLASSES or is_trunk or not architecture.has_head or has_modules(folder) or is_reranker
     if args.runner == "generate":
         if is_pooling and end != "ForCausalLM":
@@ -95,12 +95,6 @@ def resolve_pooler(
         return architecture
     if args.runner == "auto" and not is_pooling and args.convert in ("auto", "none"):
         return architecture
-    if architecture.implementation == TRANSFORMERS:
-        raise UnsupportedModelError(
-            f"{architecture.name} is computed by transformers' code, which makes no vectors here"
-            f"{'' if is_pooling else ': leave runner and convert out to generate text'}"
-            f"{f' ({architecture.not_native})' if architecture.not_native else ''}"
-        )
     spec = None
     if args.convert in ("auto", "classify"):
         # with layers of its own for classes, the model needs no tokens
@@ -110,6 +104,11 @@ def resolve_pooler(
         spec = _spec(args, architecture, fields, end, folder)
         if spec.task == CLASSIFY and is_qwen3:
             spec = replace(spec, pair_template=QWEN3_TEMPLATE)
+    if architecture.implementation == TRANSFORMERS and any(layer.rows is not None for layer in spec.head):
+        raise UnsupportedModelError(
+            f"{architecture.name} is computed by transformers' code, whose head has no tokens to score with here"
+            f"{f' ({architecture.not_native})' if architecture.not_native else ''}"
+        )
     architecture = without_vision(architecture)
     return replace(
         architecture,

@@ -33,6 +33,13 @@ SIZE_NAMES = {
 }
 # If the file names no longest sequence, the model has none: its positions are computed, or it has no positions.
 _LENGTH_WITHOUT_LIMIT = 8192
+# Encoders: types of transformers in which each token sees all others. Of all others a token sees those before it.
+_ENCODERS = frozenset(
+    """electra ernie roberta-prelayernorm xlm-roberta-xl data2vec-text xmod jina_embeddings_v3 bert-generation roc_bert
+    splinter""".split()
+)
+# ... whose positions begin behind the number of the padding token
+_POSITIONS_BEHIND_PADDING = frozenset("roberta-prelayernorm xlm-roberta-xl data2vec-text xmod".split())
 _HEAD_DIM_MULTIPLE = 16  # shorter heads are padded, because the C++ attention kernel needs such a multiple
 
 
@@ -122,12 +129,18 @@ def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
     num_heads = _size(fields, "num_heads", 1)
     hidden_size = _size(fields, "hidden_size")
     head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads))
+    model_type = fields.text("model_type", "")
+    is_encoder = model_type in _ENCODERS and not fields.boolean("is_decoder", False)
+    longest = _size(fields, "max_position_embeddings", _LENGTH_WITHOUT_LIMIT)
+    if model_type in _POSITIONS_BEHIND_PADDING:
+        longest -= fields.integer("pad_token_id", 1, least=0) + 1
     layer = LayerSpec(
         mixer=AttentionSpec(
             num_heads=num_heads,
             num_kv_heads=_size(fields, "num_kv_heads", num_heads),
             head_dim=-(-head_dim // _HEAD_DIM_MULTIPLE) * _HEAD_DIM_MULTIPLE,
             rope=None,
+            is_causal=not is_encoder,
         ),
         mlp=GatedMlpSpec(size=_size(fields, "intermediate_size", 4 * hidden_size)),
     )
@@ -138,7 +151,8 @@ def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
         hidden_size=hidden_size,
         layers=(layer,) * _size(fields, "num_layers"),
         rms_norm_eps=1e-6,
-        max_position_embeddings=_size(fields, "max_position_embeddings", _LENGTH_WITHOUT_LIMIT),
+        max_position_embeddings=longest,
+        has_head=not is_encoder,
         dtype=parse_dtype(fields),
         weight_format=parse_weight_format(fields),
         weight_blocks=parse_weight_blocks(fields),

@@ -87,8 +87,8 @@ class Mask:
 
     __add__ = __radd__ = __mul__ = __rmul__ = __and__ = __rand__ = __or__ = __ror__ = __invert__ = _refuse
 
-    def window(self, max_model_len: int) -> int | None:
-        """How many tokens a query sees, its own included; None: all tokens before it.
+    def window(self, max_model_len: int, *, is_causal: bool = True) -> int | None:
+        """How many tokens a query sees, its own included; None: all tokens before it, or if it is not causal, all tokens.
 
         Raises:
             UnsupportedModelError: at one of the positions that were looked at, the mask hides other tokens.
@@ -104,6 +104,10 @@ class Mask:
             return torch.as_tensor(row, dtype=torch.bool, device="cpu").view(max_model_len)
 
         last = max_model_len - 1
+        if not is_causal:
+            if all(bool(sees(position).all()) for position in {0, 1, last // 2, last} if position <= last):
+                return None
+            raise UnsupportedModelError("its mask hides tokens of a text from each other")
         window = int(sees(last).sum())
         keys = torch.arange(max_model_len, dtype=torch.int64, device="cpu")
         sizes = [size << i for i in range(max_model_len.bit_length()) for size in (1, window)]
@@ -138,7 +142,10 @@ class PackedAttention:
         layers: all layers with a cache, in the order of the model.
     """
 
-    def __init__(self, model: PreTrainedModel, backend: AttentionBackend, max_model_len: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, backend: AttentionBackend, max_model_len: int, *, is_causal: bool = True
+    ) -> None:
+        self._is_causal = is_causal
         self.layers: dict[str, Attention | RecurrentState] = {}
         self.states = PackedStates(model.config, lambda module: _named(module)[1]) if is_recurrent(model) else None
         self.backend = backend
@@ -240,15 +247,15 @@ class PackedAttention:
         name = f"{name}.{nth}" if nth else name
         soft_cap = keywords.pop("softcap", None)
         sinks = keywords.pop("s_aux", None)
-        is_causal = keywords.pop("is_causal", None) is not False
+        given_causal = keywords.pop("is_causal", None)
         unknown = [
             key for key, given in keywords.items() if key not in _IGNORED and given is not None and given is not False
         ]
         problem = (
             f"it has keywords that Inflight does not know: {', '.join(unknown)}"
             if unknown
-            else "it is not causal"
-            if not is_causal
+            else f"it is {'not ' if self._is_causal else ''}causal"
+            if given_causal is not None and bool(given_causal) != self._is_causal
             else f"its mask is a {type(mask).__name__}, made by the model itself"
             if not isinstance(mask, Mask)
             else f"it has {query.shape[1]} query heads and {key.shape[1]} key heads"
@@ -264,7 +271,7 @@ class PackedAttention:
         assert isinstance(mask, Mask)
         if id(mask) not in self._windows:
             try:
-                self._windows[id(mask)] = mask, mask.window(self._max_model_len)
+                self._windows[id(mask)] = mask, mask.window(self._max_model_len, is_causal=self._is_causal)
             except (RuntimeError, IndexError, TypeError) as error:
                 raise UnsupportedModelError(f"the mask of {name} depends on the tokens ({error})") from error
         widest = max(query.shape[-1], value.shape[-1])
@@ -279,6 +286,7 @@ class PackedAttention:
             params=AttentionParams(
                 scale=scale,
                 sliding_window=self._windows[id(mask)][1],
+                is_causal=self._is_causal,
                 soft_cap=soft_cap,
                 sinks=None if sinks is None else sinks.detach().float().contiguous(),
             ),

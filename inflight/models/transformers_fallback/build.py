@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers import __version__ as transformers_version
 
 from inflight.config.engine import ModelConfig
@@ -34,6 +34,7 @@ from inflight.models.transformers_fallback.adapters import Adapter, FusedAdapter
 from inflight.models.transformers_fallback.attention import NAME
 from inflight.models.transformers_fallback.default_dtype import DefaultDtype
 from inflight.models.transformers_fallback.faster import needs_whole_width
+from inflight.models.transformers_fallback.trunk import Trunk
 
 logger = logging.getLogger(__name__)
 
@@ -125,8 +126,8 @@ def _not_native(model_config: ModelConfig) -> str:
 
 
 def build(model_config: ModelConfig, context: LayerContext, attention: str = NAME) -> PreTrainedModel:
-    """The model in eval mode. Its weights are on the meta device; its tables are on the device of `context`. `attention`: the
-    name of an attention function in transformers.
+    """The model in eval mode; a `Trunk` if it makes vectors. Its weights are on the meta device; its tables are on the device
+    of `context`. `attention`: the name of an attention function in transformers.
 
     Raises:
         UnsupportedModelError: transformers cannot build the model.
@@ -135,11 +136,16 @@ def build(model_config: ModelConfig, context: LayerContext, attention: str = NAM
         config = read_config(model_config)
         # without a dtype, transformers does not change the default dtype of the whole process
         options = {"dtype": None, "attn_implementation": attention, "trust_remote_code": model_config.trust_remote_code}
+        makes_vectors = model_config.architecture.pooler is not None
         try:
-            model = AutoModelForCausalLM.from_config(config, **options)
+            if makes_vectors:
+                model = Trunk(AutoModel.from_config(config, **options))
+            else:
+                model = AutoModelForCausalLM.from_config(config, **options)
         except (ValueError, TypeError, AttributeError, ImportError, RuntimeError, KeyError) as error:
+            form = "without its head" if makes_vectors else "as a causal LM"
             raise UnsupportedModelError(
-                f"transformers cannot build {model_config.architecture.name} as a causal LM with another attention: "
+                f"transformers cannot build {model_config.architecture.name} {form} with another attention: "
                 f"{_cause(error)}{native_refusal(model_config.architecture)}"
             ) from error
     assert isinstance(model, PreTrainedModel)

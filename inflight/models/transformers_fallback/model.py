@@ -18,12 +18,14 @@ from inflight.config.engine import ModelConfig
 from inflight.config.pipeline_stage import PipelineStage
 from inflight.config.unknown_family import native_refusal
 from inflight.config.weight_format import PLAIN
+from inflight.config.whole_prompts import is_causal
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.errors import CheckpointError
 from inflight.layers.attention import Attention
 from inflight.layers.context import LayerContext
 from inflight.layers.gated_mlp import GatedMLP
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
+from inflight.layers.pooler import Pooler
 from inflight.layers.recurrent_state import RecurrentState
 from inflight.layers.weights import Loadable
 from inflight.models.causal_lm import CausalLM, ModelStep
@@ -73,7 +75,12 @@ class TransformersForCausalLM(CausalLM):
         self, model_config: ModelConfig, context: LayerContext, stage: PipelineStage, checkpoint: Checkpoint
     ) -> None:
         nn.Module.__init__(self)
+        architecture = model_config.architecture
+        self.makes_vectors = architecture.pooler is not None
+        self.is_causal = is_causal(architecture)
         self.pooler = None
+        if architecture.pooler is not None and stage.is_last:
+            self.pooler = Pooler(architecture.pooler, context)
         self.tower = None
         self.name = model_config.architecture.name
         self.vocab_size = model_config.architecture.vocab_size
@@ -97,7 +104,7 @@ class TransformersForCausalLM(CausalLM):
         replace_mlps(self.lm, layers_name, context)
         replace_linears(self.lm, layers_name, context)
         replace_head(self.lm, context)
-        self.attention = PackedAttention(self.lm, context.backend, self.max_model_len)
+        self.attention = PackedAttention(self.lm, context.backend, self.max_model_len, is_causal=self.is_causal)
         self._units = make_units(self.lm, layers_name, stage.start, len(self.decoder_layers), plan)
         if plan is not None and (missing := missing_weights(self._units, plan, self.lm)):
             more = f" and {len(missing) - _MAX_NAMES_SHOWN} more" if len(missing) > _MAX_NAMES_SHOWN else ""
@@ -115,6 +122,8 @@ class TransformersForCausalLM(CausalLM):
             given |= {
                 name: self.attention.states for name in ("past_key_values", "cache_params") if name in self._takes
             }
+        if not self.is_causal and "token_type_ids" in self._takes:  # GPT-2 takes them as tokens
+            given["token_type_ids"] = torch.zeros(1, len(inputs), dtype=torch.int64, device=inputs.device)
         with float32_by_default():
             out: ModelOutput = self.decoder(**named(inputs), use_cache=False, **given)
         return out
@@ -130,6 +139,8 @@ class TransformersForCausalLM(CausalLM):
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         if not len(hidden):
             return hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
+        if self.makes_vectors:  # only measurements at the start ask for logits
+            return hidden.new_zeros(len(hidden), self.vocab_size, dtype=torch.float32)
         self._hidden.hidden = hidden[None]
         input_ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
         with float32_by_default():
@@ -144,7 +155,7 @@ class TransformersForCausalLM(CausalLM):
         return name in self._unread
 
     def load_units(self) -> list[tuple[str, Loadable]]:
-        return list(self._units)
+        return [*self._units, *([] if self.pooler is None else [("", self.pooler)])]
 
     def finish_loading(self) -> None:
         """Records the layers' attention, and compares the result with that of transformers.

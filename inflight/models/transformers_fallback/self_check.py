@@ -1,8 +1,8 @@
 """`check`: compares a model on Inflight's KV cache with what transformers alone computes, before the first request.
 
 Two sequences of random tokens run through transformers' own modules, see `Truth`. The same tokens run on a temporary KV cache:
-three chunks of each sequence and then single tokens, both sequences in one step. The positions of the second sequence are the
-last ones that a request may have.
+three chunks of each sequence and then single tokens, both sequences in one step; an encoder's sequences run whole. The
+positions of the second sequence are the last ones that a request may have.
 
 Each decoder layer gets the inputs that it has in the truth, so that roundings do not add up, and a difference belongs to the
 layer in which it appears. What is compared is the layer's update (output minus input) of each token, as a part of the size of
@@ -123,7 +123,7 @@ def _check(model: TransformersForCausalLM, truth: Truth) -> None:
             if not remedies:
                 raise
             remedies.pop(0)()
-    if model.stage.is_last:
+    if model.stage.is_last and not model.makes_vectors:
         ours = model.compute_logits(wanted.hidden.to(model.dtype))
         sizes = _sizes(wanted.logits)
         _require_close(model, "the logits", ours, wanted.logits, sizes, wanted.logits, _tolerance(model))
@@ -145,7 +145,7 @@ def _check_ends(model: TransformersForCausalLM, tokens: Tensor, wanted: Result) 
             raise UnsupportedModelError(
                 "it changes the hidden states after a layer, so it cannot be cut into pipeline stages"
             )
-    elif wanted.logits.shape[-1] != model.vocab_size:
+    elif not model.makes_vectors and wanted.logits.shape[-1] != model.vocab_size:
         raise UnsupportedModelError(
             f"it has logits for {wanted.logits.shape[-1]} tokens, but config.json has vocab_size={model.vocab_size}; set "
             "the first with hf_overrides (--hf-overrides)"
@@ -172,7 +172,8 @@ def _run_in_chunks(
         layer.bind(backend.layer_cache(arena, spec, 0), i)
     sequences = (tokens, 0, [1, 2]), (others, offset, [3, 4])
     # both sequences may be so short that the last steps have no token
-    both = zip(_steps(len(tokens)), _steps(len(others)), strict=True)
+    cut = _steps if model.is_causal else _whole
+    both = zip(cut(len(tokens)), cut(len(others)), strict=True)
     steps = [parts for parts in both if any(map(len, parts))]
     found: list[tuple[list[int], list[tuple[Tensor, Tensor]], Tensor]] = []
     for step in steps:
@@ -221,6 +222,11 @@ def _steps(length: int) -> list[range]:
     cuts = [0, half, min(half + 1, prompt), *range(prompt, length + 1)]
     cuts += [length] * (_NUM_DECODES - num_decodes)
     return [range(start, stop) for start, stop in pairwise(cuts)]
+
+
+def _whole(length: int) -> list[range]:
+    """One step for all positions: tokens see those behind them."""
+    return [range(length)]
 
 
 @contextmanager

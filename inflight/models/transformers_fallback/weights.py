@@ -22,6 +22,7 @@ from inflight.errors import CheckpointError
 from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
 from inflight.models.transformers_fallback.adapters import Adapter
+from inflight.models.transformers_fallback.trunk import Trunk
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ class WeightPlan:
             if source in only_one:
                 continue
             if name not in names or name in self.tied:
-                if name in self.tied or any(re.search(each, name) for each in ignored):
+                is_of_head = isinstance(model, Trunk)  # the weights of the trunk itself are all needed
+                if is_of_head or name in self.tied or any(re.search(each, name) for each in ignored):
                     self.unread.add(source)
             elif pattern is None:
                 self.renamed[name] = source
