@@ -12,6 +12,7 @@ from pathlib import Path
 from inflight.config.architecture import TRANSFORMERS, GatedMlpSpec, LayerSpec, ModelArchitecture
 from inflight.config.families.expert_fields import check_experts
 from inflight.config.families.family_fields import parse_dtype
+from inflight.config.families.transformers_vision import tower_beside
 from inflight.config.gguf_config import in_terms_of_gguf
 from inflight.config.json_fields import JsonFields
 from inflight.config.mixers import AttentionSpec
@@ -64,7 +65,7 @@ def describe_model(
     """
     is_own = model_impl == "inflight" or (model_impl == "auto" and is_known_family(config))
     if not is_own:
-        return _describe_unknown_family(config)
+        return _describe_unknown_family(config, language_model_only=language_model_only)
     try:
         architecture = parse_architecture(config, language_model_only=language_model_only)
     except UnsupportedModelError as error:
@@ -77,7 +78,7 @@ def describe_model(
         if isinstance(error, ImpossibleFieldError):
             raise
         try:
-            found = _describe_unknown_family(config)
+            found = _describe_unknown_family(config, language_model_only=language_model_only)
         except UnsupportedModelError:
             raise error from None
         return replace(found, not_native=str(error))
@@ -93,7 +94,7 @@ def _of_transformers_on_gpu(config: Mapping[str, object], architecture: ModelArc
     if reason is None or not any(part.by_transformers_on_gpu for part in parts):
         return architecture
     try:
-        found = _describe_unknown_family(config)
+        found = _describe_unknown_family(config, language_model_only=architecture.vision is None)
     except UnsupportedModelError:
         return architecture
     return replace(found, not_native=f"{architecture.name} has {reason}")
@@ -109,7 +110,7 @@ def native_refusal(architecture: ModelArchitecture) -> str:
     )
 
 
-def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
+def _describe_unknown_family(config: Mapping[str, object], *, language_model_only: bool = False) -> ModelArchitecture:
     name = (
         ", ".join(JsonFields(config).name_or_names("architectures"))
         or f"model_type {config.get('model_type', 'unknown')}"
@@ -144,7 +145,7 @@ def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
         ),
         mlp=GatedMlpSpec(size=_size(fields, "intermediate_size", 4 * hidden_size)),
     )
-    return ModelArchitecture(
+    architecture = ModelArchitecture(
         name=name,
         implementation=TRANSFORMERS,
         vocab_size=_size(fields, "vocab_size"),
@@ -158,6 +159,7 @@ def _describe_unknown_family(config: Mapping[str, object]) -> ModelArchitecture:
         weight_blocks=parse_weight_blocks(fields),
         eos_token_ids=fields.token_ids("eos_token_id"),
     )
+    return architecture if language_model_only else replace(architecture, vision=tower_beside(config, architecture))
 
 
 def _size(fields: JsonFields, name: str, default: int | None = None) -> int:

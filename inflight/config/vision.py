@@ -263,12 +263,15 @@ class TransformersVisionSpec(VisionSpec):
     that transformers' processor returns (interface/packed_arrays.py). The sizes are those that config.json gives, and 0 where
     it gives none: they only say how much memory an image needs."""
 
-    prefixes = (
-        "model.vision_tower.", "model.vision_model.", "model.visual.", "model.multi_modal_projector.", "model.connector.",
-        "model.aligner.", "model.projector.", "model.vision_encoder.", "model.vision_projection.", "model.high_res_vision_",
-        "model.visual_embeddings_table.", "model.image_newline", "vision_model.", "vision_encoder.", "vision_projection.",
-        "connector.", "aligner.", "image_newline", "visual_embeddings_table.", "model.qwen2_model.",
-    )  # fmt: skip
+    prefixes = tuple(
+        f"{outer}{name}"
+        for outer in ("model.", "")
+        for name in (
+            *("vision_tower.", "vision_model.", "vision_encoder.", "vision_projection.", "visual.", "qwen2_model."),
+            *("multi_modal_projector.", "connector.", "aligner.", "projector.", "high_res_vision_", "image_newline"),
+            *("visual_embeddings_table.",),
+        )
+    )
 
     kind: Literal["transformers"] = "transformers"
     image_token_id: int

@@ -6,7 +6,8 @@ from pathlib import Path
 from inflight import envs
 from inflight.config.engine import EngineConfig, ModelConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.config.families import TRANSFORMERS_VISION, VISION_FAMILIES
+from inflight.config.families import VISION_FAMILIES
+from inflight.config.families.transformers_vision import TYPES
 from inflight.config.free_memory import available_bytes
 from inflight.config.vision import TransformersVisionSpec
 from inflight.hub import read_config, resolve_tokenizer_folder
@@ -29,7 +30,7 @@ def unread_images(model: ModelConfig) -> str:
     content = read_config(model.folder)
     if not content.get("vision_config"):
         return ""
-    types = ", ".join(sorted(each.model_type for each in (*VISION_FAMILIES, *TRANSFORMERS_VISION)))
+    types = ", ".join(sorted([*(each.model_type for each in VISION_FAMILIES), *(each.model_type for each in TYPES)]))
     return (
         f"this model takes no images: Inflight has no tower for the type {content.get('model_type')} "
         f"({model.architecture.name}), and serves its part for text; images are read with the types {types}"

@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from inflight import SamplingParams
 from inflight.config.engine_args import EngineArgs
 from inflight.config.families.transformers_vision import TYPES as TABLE
 from inflight.config.gguf_config import read_model_config
-from inflight.config.parse_architecture import parse_architecture
+from inflight.config.unknown_family import describe_model
 from inflight.entrypoints.llm_engine import LLMEngine
+from inflight.errors import CheckpointError
 from inflight.interface.images import ImagesPart
 from inflight.multimodal.expansion import expand_text
 from inflight.multimodal.family_processor import FamilyProcessor
@@ -44,7 +46,7 @@ def text_of(num_images: int, placeholder: str) -> str:
 
 def given_of(name: str, folder: Path) -> list[Given]:
     family = family_of(name)
-    spec = parse_architecture(read_model_config(folder)).vision
+    spec = describe_model(read_model_config(folder), "auto").vision
     assert spec is not None
     truth = reference_model(folder)
     ours = FamilyProcessor(Start(folder=folder, tokenizer=folder, image_token_id=spec.image_token_id))
@@ -92,7 +94,7 @@ def test_each_type_has_a_model() -> None:
     assert {each.model_type for each in TABLE} == TYPES.keys()
 
 
-QUICK = ("llava", "mistral3")  # the others are for `make test-full`
+QUICK = ("aya_vision", "llava", "mistral3")  # the others are for `make test-full`
 
 
 def marked(names: Iterable[str], quick: Collection[str]) -> list[Any]:  # Any: what pytest makes of a parameter
@@ -107,8 +109,28 @@ def test_the_answers_are_those_of_transformers(tmp_path: Path, name: str) -> Non
     assert given[0].tokens == given[1].tokens and given[0].answer != given[1].answer
 
 
-# A type with one run of tokens for an image, one with other tokens between its rows, and one with several runs.
-IDENTITY = ["llava_next", "mistral3", "idefics2"]
+def test_a_part_for_text_that_only_transformers_knows(tmp_path: Path) -> None:
+    folder = write_tower_type("llava", tmp_path / "m", "arcee")
+    given = given_of("llava", folder)
+    assert answers(folder, given) == [each.answer for each in given]
+    assert given[0].answer != given[1].answer
+
+
+def test_a_checkpoint_that_lacks_a_weight_of_the_tower_is_refused(tmp_path: Path) -> None:
+    folder = write_tower_type("llava", tmp_path / "m")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.startswith("multi_modal_projector") and name.endswith("1.bias"))
+    save_file({each: tensors[each] for each in tensors if each != name}, file, {"format": "pt"})
+    with pytest.raises(
+        CheckpointError, match=r"lacks model\.multi_modal_projector\.linear_1\.bias.*--language-model-only"
+    ):
+        answers(folder, [])
+
+
+# A type with one run of tokens for an image, one with other tokens between its rows, one with several runs, and one whose part
+# for text transformers' code computes, too.
+IDENTITY = ["llava_next", "mistral3", "idefics2", "aya_vision"]
 SETTINGS: dict[str, dict[str, Any]] = {
     "chunks end inside images": {"max_num_batched_tokens": 8, "block_size": 4},
     "prefix hits": {"max_num_seqs": 1, "block_size": 4},

@@ -47,6 +47,8 @@ class TowerType(NamedTuple):
         image_processor: preprocessor_config.json.
         config: config.json, without the ids of tokens.
         token_ids: fields of config.json -> the token or tokens whose ids they have.
+        text_config: what the part for text has besides the sizes that all have.
+        seed: one whose random model answers differently to different images.
     """
 
     text: str
@@ -59,6 +61,8 @@ class TowerType(NamedTuple):
     special_tokens: Sequence[str] = ("<image>", "<video>")
     placeholder: str = "<image>"
     image_token: str = "<image>"
+    text_config: Mapping[str, Any] = {}
+    seed: int = 1
 
 
 def _clip_processor(name: str, **more: Any) -> dict[str, Any]:
@@ -94,6 +98,32 @@ _GOT = {
 _OVIS = [f"<IMG_{name}>" for name in ("START", "GRID", "COL", "ROW", "END")]
 
 TYPES: dict[str, TowerType] = {
+    "aria": TowerType(
+        text="aria_text",
+        processor=("aria", "AriaProcessor"),
+        image_processor={"image_processor_type": "AriaImageProcessor", "max_image_size": 980, **_HALVES},
+        config={
+            "vision_config": {**_SIZE, "model_type": "idefics3_vision", "image_size": 980, "patch_size": 70},
+            "projector_patch_to_query_dict": {"196": 12},
+        },
+        token_ids=_INDEX,
+        processor_config={"size_conversion": {"980": 12}},
+        tokenizer_config={"extra_special_tokens": {"image_token": "<image>"}},
+        text_config={"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1},
+    ),
+    "aya_vision": TowerType(
+        text="cohere2",
+        processor=("aya_vision", "AyaVisionProcessor"),
+        image_processor=_GOT,
+        config={"vision_config": _SIGLIP, "downsample_factor": 2},
+        token_ids={"image_token_index": "<|IMG_PATCH|>"},
+        processor_config={"patch_size": _PATCH, "img_size": _SIDE, "downsample_factor": 2},
+        tokenizer_config={"pad_token": "<image>"},
+        special_tokens=("<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>"),
+        image_token="<|IMG_PATCH|>",
+        text_config={"sliding_window": 40, "layer_types": ["sliding_attention", "full_attention"], "eos_token_id": 0},
+        seed=5,
+    ),
     "llava": TowerType(
         text="llama",
         processor=("llava", "LlavaProcessor"),
@@ -241,6 +271,34 @@ TYPES: dict[str, TowerType] = {
         processor_config={"image_seq_len": 4},
         special_tokens=("<image>", "<fake_token_around_image>", "<end_of_utterance>"),
     ),
+    "exaone4_5": TowerType(
+        text="exaone4",
+        processor=("exaone4_5", "Exaone4_5_Processor"),
+        image_processor={
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "size": {"shortest_edge": 28 * 28, "longest_edge": 112 * 112},
+            "patch_size": _PATCH,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            **_HALVES,
+        },
+        config={
+            "vision_config": {
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "depth": 2,
+                "num_heads": 2,
+                "num_key_value_heads": 1,
+                "out_hidden_size": 64,
+                "patch_size": _PATCH,
+                "window_size": 56,
+                "fullatt_block_indexes": [1],
+            }
+        },
+        token_ids={"image_token_id": "<image>", "video_token_id": "<video>"},
+        tokenizer_config={"extra_special_tokens": {"image_token": "<image>", "video_token": "<video>"}},
+        text_config={"sliding_window": 40, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "got_ocr2": TowerType(
         text="qwen2",
         processor=("got_ocr2", "GotOcr2Processor"),
@@ -361,7 +419,8 @@ def family_of(name: str) -> ImageFamily:
     )
 
 
-def config_of(name: str) -> PreTrainedConfig:
+def config_of(name: str, text: str | None = None) -> PreTrainedConfig:
+    """`text`: another part for text than the usual one."""
     given = TYPES[name]
     tokenizer = byte_tokenizer(given.special_tokens)
     ids = {
@@ -370,8 +429,8 @@ def config_of(name: str) -> PreTrainedConfig:
         else [tokenizer.token_to_id(each) for each in token]
         for field, token in given.token_ids.items()
     }
-    text = {
-        "model_type": given.text,
+    text_config: dict[str, Any] = {
+        "model_type": text or given.text,
         "vocab_size": _VOCAB_SIZE,
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -382,12 +441,13 @@ def config_of(name: str) -> PreTrainedConfig:
         "max_position_embeddings": 4096,
         "pad_token_id": 0,
         "tie_word_embeddings": False,
+        **given.text_config,
     }
-    return CONFIG_MAPPING[name](**given.config, **ids, text_config=text, tie_word_embeddings=False)
+    return CONFIG_MAPPING[name](**given.config, **ids, text_config=text_config, tie_word_embeddings=False)
 
 
-def write_tower_type(name: str, folder: Path, seed: int = 1) -> Path:
-    """Draws a model of this type, and writes it with the files of its processor."""
-    write_vision_model(config_of(name), folder, seed)
+def write_tower_type(name: str, folder: Path, text: str | None = None) -> Path:
+    """Draws a model of this type, and writes it with the files of its processor. `text`: see `config_of`."""
+    write_vision_model(config_of(name, text), folder, TYPES[name].seed)
     write_image_family(folder, family_of(name))
     return folder

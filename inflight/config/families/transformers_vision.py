@@ -1,10 +1,10 @@
-"""Models whose towers for images the code of transformers computes, in front of Inflight's own families for text.
+"""Models whose towers for images the code of transformers computes. The part for text is one of Inflight's own families, or
+transformers' code computes it, too (models/transformers_fallback/).
 
 To add one: a row of `TYPES`, and its model in tests/support/transformers_vision_models.py. What such a model must be like:
 
 - transformers puts embeddings of an image in the places of placeholder tokens, and changes nothing else of the decoder.
-- Positions of the tokens are counted one by one.
-- The part for text is one of `FAMILIES`.
+- Positions of the tokens are counted one by one, and a token sees those before it.
 """
 
 import json
@@ -20,19 +20,22 @@ from inflight.config.vision import TransformersVisionSpec
 
 
 class _Type(NamedTuple):
-    """`text`: the model_type of its part for text where config.json names none. `image_token_id`: where config.json has none.
-    `unread`: see `ModelArchitecture`."""
+    """`text`: the model_type of its part for text where config.json names none; None if it is none of Inflight's own families.
+    `image_token_id`: where config.json has none. `unread`: see `ModelArchitecture`."""
 
     model_type: str
     architecture: str
-    text: str
+    text: str | None
     image_token_id: int
     unread: tuple[str, ...] = ()
 
 
 TYPES = (
+    _Type("aria", "AriaForConditionalGeneration", None, 9),
+    _Type("aya_vision", "AyaVisionForConditionalGeneration", None, 255036),
     _Type("deepseek_vl", "DeepseekVLForConditionalGeneration", "llama", 100015),
     _Type("deepseek_vl_hybrid", "DeepseekVLHybridForConditionalGeneration", "llama", 100015),
+    _Type("exaone4_5", "Exaone4_5_ForConditionalGeneration", None, 67),
     _Type("got_ocr2", "GotOcr2ForConditionalGeneration", "qwen2", 151859),
     _Type("idefics2", "Idefics2ForConditionalGeneration", "mistral", 32001),
     _Type("internvl", "InternVLForConditionalGeneration", "qwen2", 151667),
@@ -58,8 +61,22 @@ _SIZES = {
 
 
 def families(texts: tuple[Family, ...]) -> tuple[VisionFamily, ...]:
-    """`texts`: the families for text."""
-    return tuple(_family(each, texts) for each in TYPES)
+    """Those whose part for text may be one of `texts`."""
+    return tuple(_family(each, texts) for each in TYPES if each.text is not None)
+
+
+def tower_beside(config: Mapping[str, object], model: ModelArchitecture) -> TransformersVisionSpec | None:
+    """The tower of a model whose part for text the code of transformers computes; None if it has none, or if it is not known
+    that transformers' code for images can stand in front of this part.
+
+    Raises:
+        UnsupportedModelError: a field has an impossible value.
+    """
+    fields = JsonFields(config)
+    found = next((each for each in TYPES if each.model_type == config.get("model_type")), None)
+    if found is None or fields.is_null("vision_config"):
+        return None
+    return _read_tower(found, fields, model)
 
 
 def _family(given: _Type, texts: tuple[Family, ...]) -> VisionFamily:

@@ -16,7 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers import __version__ as transformers_version
 
 from inflight.config.engine import ModelConfig
@@ -141,7 +149,8 @@ def build(model_config: ModelConfig, context: LayerContext, attention: str = NAM
             if makes_vectors:
                 model = Trunk(AutoModel.from_config(config, **options))
             else:
-                model = AutoModelForCausalLM.from_config(config, **options)
+                auto = AutoModelForImageTextToText if _is_for_images(config) else AutoModelForCausalLM
+                model = auto.from_config(config, **options)
         except (ValueError, TypeError, AttributeError, ImportError, RuntimeError, KeyError) as error:
             form = "without its head" if makes_vectors else "as a causal LM"
             raise UnsupportedModelError(
@@ -155,6 +164,31 @@ def build(model_config: ModelConfig, context: LayerContext, attention: str = NAM
     model.tie_weights()
     move(model, context)
     return model.eval()
+
+
+def _is_for_images(config: PreTrainedConfig) -> bool:
+    """Whether transformers has no class for this model without its part for images."""
+    return (
+        type(config) not in AutoModelForCausalLM._model_mapping
+        and type(config) in AutoModelForImageTextToText._model_mapping
+    )
+
+
+def leave_out_towers(model: PreTrainedModel) -> tuple[str, ...]:
+    """Removes what a model for images has beside its decoder, which makes embeddings of images. Returns the beginnings of the
+    names of its weights."""
+    if not _is_for_images(model.config):
+        return ()
+    base, decoder = model.base_model, model.get_decoder()
+    prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is base)
+    names = [
+        name
+        for name, part in base.named_children()
+        if base is not decoder and all(part_ is not decoder for part_ in part.modules())
+    ]
+    for name in names:
+        setattr(base, name, nn.Identity())
+    return tuple(f"{prefix}{name}." for name in names)
 
 
 def _cause(error: Exception) -> str:

@@ -34,6 +34,7 @@ from inflight.models.transformers_fallback.attention import PackedAttention
 from inflight.models.transformers_fallback.build import (
     build,
     find_layers,
+    leave_out_towers,
     replace_head,
     replace_linears,
     warn_of_unknown_overrides,
@@ -44,6 +45,8 @@ from inflight.models.transformers_fallback.self_check import check
 from inflight.models.transformers_fallback.stages import cut
 from inflight.models.transformers_fallback.truth import Truth, accepted, named
 from inflight.models.transformers_fallback.weights import Checkpoint, make_units, missing_weights
+from inflight.models.vision.tower import VisionTower
+from inflight.models.vision.towers import make_tower
 
 _MAX_NAMES_SHOWN = 8
 
@@ -81,7 +84,7 @@ class TransformersForCausalLM(CausalLM):
         self.pooler = None
         if architecture.pooler is not None and stage.is_last:
             self.pooler = Pooler(architecture.pooler, context)
-        self.tower = None
+        self.tower: VisionTower | None = None
         self.name = model_config.architecture.name
         self.vocab_size = model_config.architecture.vocab_size
         self.max_model_len = model_config.max_model_len
@@ -97,7 +100,12 @@ class TransformersForCausalLM(CausalLM):
         )
         self.lm = build(model_config, context)
         plan = checkpoint.plan(self.lm)
-        self._unread = set() if plan is None else plan.unread
+        towers = leave_out_towers(self.lm)
+        self._unread = set() if plan is None else plan.unread | plan.sources_of(towers)
+        vision = model_config.architecture.vision
+        if stage.is_first and vision is not None:
+            self.tower = make_tower(vision, context, self._embed)
+            self.tower.read_names(checkpoint.stored)
         layers_name, layers = find_layers(self.lm)
         self.decoder_layers = cut(self.lm, layers_name, layers, stage)
         replace_norms(self.lm, context)
@@ -128,8 +136,16 @@ class TransformersForCausalLM(CausalLM):
             out: ModelOutput = self.decoder(**named(inputs), use_cache=False, **given)
         return out
 
+    def _embed(self, token_ids: Tensor, positions: Tensor, token_types: Tensor | None) -> Tensor:
+        """token_ids [num_tokens] -> [num_tokens, hidden_size]. Only on the first stage."""
+        embedded: Tensor = self.lm.get_input_embeddings()(token_ids.long())
+        return embedded
+
     def forward(self, step: ModelStep) -> Tensor | IntermediateTensors:
         inputs = step.input_ids if step.intermediate is None else step.intermediate.delta
+        if step.images is not None:
+            inputs = self._embed(inputs, step.positions, None)
+            step.images.replace_in(inputs)
         with self.attention.step(step.attn_metadata, step.layers):
             hidden: Tensor = self.run_decoder(inputs, step.positions)["last_hidden_state"][0]
         if not self.stage.is_last:
@@ -152,10 +168,12 @@ class TransformersForCausalLM(CausalLM):
         return list(self.attention.layers.values())
 
     def leaves_unread(self, name: str) -> bool:
-        return name in self._unread
+        return name in self._unread or (self.tower is not None and self.tower.leaves_unread(name))
 
     def load_units(self) -> list[tuple[str, Loadable]]:
-        return [*self._units, *([] if self.pooler is None else [("", self.pooler)])]
+        towers = [] if self.tower is None else self.tower.load_units()
+        poolers: list[tuple[str, Loadable]] = [] if self.pooler is None else [("", self.pooler)]
+        return [*self._units, *((f"tower{prefix}", unit) for prefix, unit in towers), *poolers]
 
     def finish_loading(self) -> None:
         """Records the layers' attention, and compares the result with that of transformers.

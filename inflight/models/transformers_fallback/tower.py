@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PreTrainedModel
 from transformers import __version__ as transformers_version
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from inflight.config.vision import Grid, TransformersVisionSpec
-from inflight.errors import UnsupportedModelError
+from inflight.errors import CheckpointError, UnsupportedModelError
 from inflight.interface.packed_arrays import unpack_arrays
 from inflight.layers.context import LayerContext
 from inflight.layers.weights import Loadable
 from inflight.models.transformers_fallback.adapters import replace_module
 from inflight.models.transformers_fallback.build import BUILDING, EmptyOnMeta, move
 from inflight.models.transformers_fallback.default_dtype import DefaultDtype, float32_by_default
-from inflight.models.transformers_fallback.weights import FallbackUnit, WeightPlan
-from inflight.models.vision.tower import Embed, EncoderState, VisionTower, tower_context
+from inflight.models.transformers_fallback.weights import FallbackUnit, WeightPlan, missing_weights
+from inflight.models.vision.tower import Embed, EncoderState, VisionTower, hint_at_tower, tower_context
 
 # Modules beside the decoder that draw images (Janus)
 _UNUSED = ("vqmodel", "generation_embeddings", "generation_aligner", "generation_head")
@@ -56,9 +56,9 @@ class _NoDecoder(nn.Module):
 
     def forward(
         self, *_: Any, inputs_embeds: Tensor, **__: Any
-    ) -> BaseModelOutputWithPast:  # Any: each family has its own
+    ) -> MoeModelOutputWithPast:  # Any: each family has its own
         self.given = inputs_embeds
-        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
+        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
 
 
 class TransformersTower(VisionTower):
@@ -99,6 +99,9 @@ class TransformersTower(VisionTower):
             return
         of_tower = {name: shape for name, shape in stored.items() if name.startswith(self.spec.prefixes)}
         self._plan = WeightPlan(self._model, of_tower, lambda one, other: False)
+        units = [("", FallbackUnit(self._model, "", (), self._plan))]
+        if missing := missing_weights(units, self._plan, self._model):
+            raise CheckpointError(f"the checkpoint lacks {', '.join(missing[:8])}{hint_at_tower([], self)}")
 
     def leaves_unread(self, name: str) -> bool:
         return self._plan is not None and name in self._plan.unread

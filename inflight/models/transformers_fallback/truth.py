@@ -26,7 +26,7 @@ from inflight.config.pipeline_stage import PipelineStage
 from inflight.errors import UnsupportedModelError
 from inflight.kernels.quantized_weight import fitting_group_size, quantize_rows
 from inflight.layers.context import LayerContext
-from inflight.models.transformers_fallback.build import build, find_layers
+from inflight.models.transformers_fallback.build import build, find_layers, leave_out_towers
 from inflight.models.transformers_fallback.expert_routing import ExpertRouting
 from inflight.models.transformers_fallback.stages import cut
 from inflight.models.transformers_fallback.weights import Checkpoint, FallbackUnit, make_units
@@ -93,6 +93,7 @@ class Truth:
     ) -> None:
         self.lm: PreTrainedModel = build(model_config, context, "eager")
         plan = checkpoint.plan(self.lm)
+        leave_out_towers(self.lm)
         self._name, layers = find_layers(self.lm)
         self._layers = cut(self.lm, self._name, layers, stage)
         self._units = make_units(self.lm, self._name, stage.start, len(self._layers), plan)

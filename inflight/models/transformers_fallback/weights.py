@@ -114,6 +114,12 @@ class WeightPlan:
         found: dict[str, Any] = converter.convert(name, model=self._model, config=self._model.config)
         return {target: each[0] if isinstance(each, list) else each for target, each in found.items()}
 
+    def sources_of(self, prefixes: tuple[str, ...]) -> set[str]:
+        """The tensors of the checkpoint that become weights whose names begin with one of `prefixes`."""
+        renamed = {source for name, source in self.renamed.items() if name.startswith(prefixes)}
+        converted = [parts for name, (_, parts) in self.converted.items() if name.startswith(prefixes)]
+        return renamed | {source for parts in converted for _, source in parts}
+
     def shape(self, source: str) -> tuple[int, ...]:
         return self._stored[source]
 
