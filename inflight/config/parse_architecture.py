@@ -47,11 +47,11 @@ def is_known_family(config: Mapping[str, object]) -> bool:
 
 def family_of(name: str) -> Family | None:
     """The family of a class of transformers. It may also be one without a head for text: LlamaModel, or
-    LlamaForSequenceClassification."""
+    LlamaForSequenceClassification. Gemma3Text... and Qwen3_5Text... are the parts for text of models with images."""
     if name in BY_ARCHITECTURE:
         return BY_ARCHITECTURE[name]
     base, end = base_and_end(name)
-    return _BY_BASE.get(base) if end else None
+    return _BY_BASE.get(base) or _BY_BASE.get(base.removesuffix("Text")) if end else None
 
 
 def _architecture_names(fields: JsonFields) -> tuple[str, ...]:

@@ -85,12 +85,14 @@ class ClassHead:
         before: the layers before it, from config.json and the hidden size.
         is_before_tokens: whether the class for tokens has these layers, too.
         pooling_type: which hidden states a sequence's are, from config.json.
+        is_before_pooling: whether the layers for sequences are computed for each token, and then pooled; from config.json.
     """
 
     last: str
     before: Callable[[JsonFields, int], tuple[DenseSpec, ...]]
     is_before_tokens: bool = False
     pooling_type: Callable[[JsonFields], str] = lambda fields: CLS
+    is_before_pooling: Callable[[JsonFields], bool] = lambda fields: False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -143,7 +143,7 @@ def _spec(args: EngineArgs, architecture: ModelArchitecture, fields: JsonFields,
         )
     name = next(name for name in fields.name_or_names("architectures") if name.endswith(end))
     family = family_of(name)
-    if not is_causal(architecture) and (family is None or family.class_head is None):
+    if not is_causal(architecture) and family is None:
         raise UnsupportedModelError(f"{name}: the layers for classes of this family are not known here")
     return classifier(fields, None if family is None else family.class_head, end, architecture.hidden_size)
 
@@ -179,6 +179,7 @@ def classifier(fields: JsonFields, head: ClassHead | None, end: str, hidden_size
         task=CLASSIFY,
         pooling_type=ALL if of_tokens else pooling_type,
         head=(*before, last),
+        is_head_before=head is not None and not of_tokens and head.is_before_pooling(fields),
         activation=SOFTMAX if of_tokens else _activation_of_scores(fields, len(labels)),
         labels=labels,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, EuroBertConfig
 
 from inflight import ConfigError
 from inflight.config.pooler import CLS, MEAN
@@ -42,10 +42,24 @@ def test_embeddings_are_those_of_transformers(family: str, tmp_path: Path) -> No
     np.testing.assert_allclose(np.stack(means), np.stack(truth(folder, MEAN)), atol=2e-5)
 
 
-@pytest.mark.parametrize("family", [family for family in ENCODER_CONFIGS if family not in ("eurobert", "gemma3")])
-@pytest.mark.parametrize("kind", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
+FOR_CLASSES = {family: configs[0] for family, configs in ENCODER_CONFIGS.items()}
+FOR_CLASSES |= {
+    f"eurobert, {pooling}": EuroBertConfig(
+        **ENCODER_CONFIGS["eurobert"][0].to_diff_dict() | {"classifier_pooling": pooling}
+    )
+    for pooling in ("bos", "mean")
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        *((family, AutoModelForSequenceClassification) for family in FOR_CLASSES),
+        *((family, AutoModelForTokenClassification) for family in ENCODER_CONFIGS if family != "gemma3"),
+    ],
+)
 def test_classes_are_those_of_transformers(family: str, kind: Any, tmp_path: Path) -> None:
-    config = copy.deepcopy(ENCODER_CONFIGS[family][0])
+    config = copy.deepcopy(FOR_CLASSES[family])
     config.num_labels = 3
     folder = write_encoder(config, tmp_path / "model", seed=8, kind=kind)
     model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()

@@ -71,7 +71,10 @@ class PoolingReader(PartReader):
         part = work.part
         assert isinstance(part, PoolingPart) and isinstance(work, PoolingWork)
         rows = hidden[work.first_token : work.first_token + work.num_tokens]
+        is_head_before = model.pooler is not None and model.pooler.spec.is_head_before
         if part.pooling_type == MEAN:
+            if model.pooler is not None and is_head_before:
+                rows = model.pooler(rows.float())
             total = rows.double().sum(dim=0, keepdim=True)
             if work.start:
                 total += self._sums.pop(work.slot)
@@ -79,7 +82,6 @@ class PoolingReader(PartReader):
                 self._sums[work.slot] = total
                 return []
             rows = total / (work.start + work.num_tokens)
-        is_head_before = model.pooler is not None and model.pooler.spec.is_head_before
         if part.pooling_type == MAX:
             before = model.pooler if is_head_before else None
             largest = _largest(rows, before)
