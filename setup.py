@@ -28,7 +28,8 @@ from setuptools.command.build_ext import build_ext
 FOLDER = Path("inflight/kernels/cpu")
 COMPILING = runpy.run_path(str(FOLDER / "compile_flags.py"))
 OLDEST_GLIBC = 28  # minor version: torch's own wheels need glibc 2.28
-KEPT_LIBRARIES = 32  # of the cache folder: four for each of the last eight states of the sources, 40 MB
+# In the cache folder: those of the last eight states of the sources, 50 MB
+KEPT_LIBRARIES = 8 * len(COMPILING["INSTRUCTION_SET_FLAGS"])
 
 
 def extensions() -> list[Extension]:

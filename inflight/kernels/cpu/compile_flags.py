@@ -10,6 +10,7 @@ from pathlib import Path
 
 INSTRUCTION_SET_FLAGS = {  # library.py lists what a processor must have for each of these names
     "avx2": ["-march=x86-64-v3"],
+    "avx2_vnni": ["-march=x86-64-v3", "-mavxvnni"],
     "avx512": ["-march=x86-64-v4", "-mavx512vnni"],
     "avx512_bf16": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
     "avx512_amx": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],

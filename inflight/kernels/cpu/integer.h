@@ -105,16 +105,36 @@ static inline uint32_t lanes_above(VecF v, VecF limit) {
 
 static inline VecF load(const f16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 
+#if defined(__AVXVNNI__) || defined(INFLIGHT_EVEX_VNNI)
+// A test on a processor that has the instruction only for AVX-512 asks for its other encoding.
+#if defined(INFLIGHT_EVEX_VNNI)
+#define VNNI_ENCODING "%{evex%} "
+#else
+#define VNNI_ENCODING "%{vex%} "
+#endif
+static inline VecI dot_unsigned_signed(VecI sums, VecU a, VecU b) {
+    asm(VNNI_ENCODING "vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(a), "x"(b));  // not the intrinsic: see above
+    return sums;
+}
+template <int kBits>
+static inline VecI dot_bytes(VecI sums, VecU a, VecU b) {
+    return dot_unsigned_signed(sums, a, b);
+}
+#else
+// At most 127 * 255 for each product, and two of them must fit 16 bits: so one factor must be below 128.
+static inline VecI dot_unsigned_signed(VecI sums, VecU a, VecU b) {
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
+}
 // The instruction adds two products in 16 bits. Products of 8-bit numbers could overflow, so each byte of `a` is split in two.
 template <int kBits>
 static inline VecI dot_bytes(VecI sums, VecU a, VecU b) {
-    if constexpr (kBits <= 7)
-        return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
+    if constexpr (kBits <= 7) return dot_unsigned_signed(sums, a, b);
     const VecU half = _mm256_and_si256(_mm256_srli_epi16(a, 1), _mm256_set1_epi8(127));
     const VecU odd = _mm256_and_si256(a, _mm256_set1_epi8(1));
     sums = _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(half, b), _mm256_set1_epi16(2)));
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(odd, b), _mm256_set1_epi16(1)));
+    return dot_unsigned_signed(sums, odd, b);
 }
+#endif
 
 // The bytes of a table are signed here: the sign of `b` goes to them, and the magnitude of `b` is the unsigned factor. Both are at
 // most 127, so the sum of two products fits 16 bits, and no byte has to be split.
@@ -128,8 +148,7 @@ static inline VecI looked_up_at(VecU table, VecU v, int32_t first) {
     return _mm256_srai_epi32(_mm256_slli_epi32(found, 24), 24);
 }
 static inline VecI dot_looked_up(VecI sums, VecU a, VecU b) {
-    const VecU products = _mm256_maddubs_epi16(_mm256_abs_epi8(b), _mm256_sign_epi8(a, b));
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
+    return dot_unsigned_signed(sums, _mm256_abs_epi8(b), _mm256_sign_epi8(a, b));
 }
 
 #endif

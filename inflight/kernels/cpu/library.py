@@ -30,11 +30,14 @@ _AVX2 = frozenset("avx avx2 bmi1 bmi2 f16c fma movbe".split())
 _AVX512 = _AVX2 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni".split())
 _AVX512_BF16 = _AVX512 | {"avx512_bf16"}
 _AMX = "avx512_amx"
+_AVX2_VNNI = "avx2_vnni"
+_UNKNOWN_TO_OLD_COMPILERS = (_AMX, _AVX2_VNNI)
 # Instruction set -> the processor flags that it needs, as /proc/cpuinfo spells them. The best set comes first.
 INSTRUCTION_SETS = {
     _AMX: _AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
     "avx512_bf16": _AVX512_BF16,
     "avx512": _AVX512,
+    _AVX2_VNNI: _AVX2 | {"avx_vnni"},
     "avx2": _AVX2,
 }
 # The system call arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
@@ -90,9 +93,10 @@ def open_kernels(wanted: str) -> KernelLibrary:
         )
     if not usable:
         raise KernelsUnavailableError("the processor has no AVX2")
-    if wanted == "auto" and usable[0] == _AMX and _path(usable[1]).exists():
-        # a compiler may not know AMX, and an operating system may not permit it: the next set computes the same, only slower
-        usable = usable if _path(_AMX).exists() and _may_use_tile_registers() else usable[1:]
+    if wanted == "auto" and usable[0] in _UNKNOWN_TO_OLD_COMPILERS and _path(usable[1]).exists():
+        # an operating system may not permit AMX, either: the next set computes the same, only slower
+        is_served = _path(usable[0]).exists() and (usable[0] != _AMX or _may_use_tile_registers())
+        usable = usable if is_served else usable[1:]
     chosen = usable[0] if wanted == "auto" else wanted
     path = _path(chosen)
     if not path.exists():

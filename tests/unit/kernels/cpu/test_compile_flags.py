@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from inflight.kernels.cpu.compile_flags import INSTRUCTION_SET_FLAGS
 from tests.architecture.source import ROOT
 
 SOURCES = Path("inflight", "kernels", "cpu")
@@ -20,7 +21,7 @@ HASH_CPP = """
 extern "C" __attribute__((visibility("default"))) const char* inflight_source_hash() { return TEXT(INFLIGHT_SOURCE_HASH); }
 """
 SUM_CPP = 'extern "C" __attribute__((visibility("default"))) int inflight_sum(int a, int b) { return a + b; }\n'
-NUM_LIBRARIES = 4
+NUM_LIBRARIES = len(INSTRUCTION_SET_FLAGS)
 NUM_UNITS = 2 * NUM_LIBRARIES
 
 pytestmark = pytest.mark.skipif(

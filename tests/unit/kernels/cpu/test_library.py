@@ -96,6 +96,23 @@ def test_a_compiler_that_does_not_know_amx(monkeypatch: pytest.MonkeyPatch, tmp_
         library.open_kernels("auto")
 
 
+@needs_kernels
+def test_vnni_of_256_bits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It comes before AVX2 and behind AVX-512, and a compiler may not know it."""
+    with_vnni = library.INSTRUCTION_SETS["avx2_vnni"]
+    assert library.INSTRUCTION_SETS["avx2"] < with_vnni
+    sets = list(library.INSTRUCTION_SETS)
+    assert sets.index("avx512") < sets.index("avx2_vnni") < sets.index("avx2")
+    monkeypatch.setattr(library, "_processor_flags", lambda: with_vnni)
+    assert library.open_kernels("auto").instruction_set == "avx2_vnni"
+    (tmp_path / "_avx2.so").write_bytes((library._FOLDER / "_avx2.so").read_bytes())
+    hide(monkeypatch, tmp_path)
+    monkeypatch.setattr(library.metadata, "distributions", lambda name: [])  # the installed package may be elsewhere
+    assert library.open_kernels("auto").instruction_set == "avx2"
+    with pytest.raises(library.KernelsUnavailableError, match=r"_avx2_vnni\.so was not built"):
+        library.open_kernels("avx2_vnni")
+
+
 def test_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     hide(monkeypatch, tmp_path)
     with caplog.at_level(logging.WARNING):

@@ -13,8 +13,8 @@ from inflight.kernels.cpu.huge_pages import HugePages
 from inflight.kernels.cpu.library import open_kernels
 from inflight.kernels.cpu.linear import PackedLinear
 from inflight.kernels.cpu.packing import pack_float, pack_integers
-from inflight.kernels.quantized_weight import QuantizedWeight
 from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
+from tests.support.integer_weights import INTEGER_WEIGHTS, integer_weight
 
 AMX = "avx512_amx"
 pytestmark = pytest.mark.skipif(AMX not in INSTRUCTION_SETS_HERE, reason=f"no {AMX} here: {INSTRUCTION_SETS_HERE}")
@@ -66,37 +66,7 @@ def test_torch_may_use_the_tile_registers_in_between() -> None:
             assert torch.equal(functional.linear(x, weight), truth.bfloat16())
 
 
-def integer_weight(bits: int, group_size: int, num_groups: int, zero: str) -> QuantizedWeight:
-    """Of 70 output features. `zero`: the integers have a sign ("signed"), or the "middle" of their range means 0, or there are
-    "offsets" or a "table"."""
-    generator = torch.Generator().manual_seed(bits + group_size)
-    values = torch.randint(0, 2**bits, (70, num_groups * group_size), generator=generator).to(torch.uint8)
-    scales = torch.rand(70, num_groups, generator=generator) + 0.1
-    if zero == "signed":
-        return QuantizedWeight(values=(values // 2).to(torch.int8), scales=scales, offsets=None, bits=8)
-    if zero == "table":
-        return QuantizedWeight(values=values, scales=scales, offsets=None, bits=4, table=tuple(range(-127, 113, 15)))
-    points = torch.randint(0, 2**bits, scales.shape, generator=generator) if zero == "offsets" else 2 ** (bits - 1)
-    return QuantizedWeight(values=values, scales=scales, offsets=scales * points, bits=bits)
-
-
-@pytest.mark.parametrize(
-    ("bits", "group_size", "num_groups", "zero"),
-    [
-        (8, 252, 1, "signed"),
-        (8, 512, 1, "signed"),
-        (8, 512, 1, "offsets"),
-        (8, 16, 9, "middle"),
-        (8, 32, 5, "middle"),
-        (8, 64, 3, "offsets"),
-        (8, 96, 3, "middle"),
-        (4, 32, 7, "table"),
-        (4, 64, 3, "middle"),
-        (4, 96, 3, "offsets"),
-        (4, 128, 2, "table"),
-        (4, 288, 1, "middle"),
-    ],
-)
+@pytest.mark.parametrize(("bits", "group_size", "num_groups", "zero"), INTEGER_WEIGHTS)
 @pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16])
 def test_integers_are_those_of_vector_instructions(
     bits: int, group_size: int, num_groups: int, zero: str, x_dtype: torch.dtype
