@@ -1,40 +1,64 @@
 """`Acceptance`: how often the drafts of each request were right."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from inflight.interface.request import Int32Array
-from inflight.spec_decode.adaptive import MEMORY, PRIOR, REQUEST_MEMORY
 
-_FIRST_DRAFTS = 8.0  # so many right drafts are assumed at the start, so that drafts are tried
+REQUEST_MEMORY = 0.95  # the weight of a request's older drafts is multiplied by this with each new draft
+MEMORY = 0.998  # the same for the drafts of all requests
+PRIOR = 4.0  # as many drafts of a request weigh as much as all drafts of the other requests
+
+
+@dataclass(slots=True)
+class _Counts:
+    """How many drafts were right, and how many were compared."""
+
+    right: float = 0.0
+    compared: float = 0.0
+
+    def add(self, right: int, compared: int, memory: float) -> None:
+        share = memory**compared
+        self.right = self.right * share + right
+        self.compared = self.compared * share + compared
 
 
 class Acceptance:
-    """How often drafts were right, of each slot and of all. Older drafts weigh less."""
+    """How often drafts were right, of each slot and of all. Older drafts weigh less.
 
-    def __init__(self, max_num_seqs: int) -> None:
-        self._right = np.zeros(max_num_seqs)
-        self._compared = np.zeros(max_num_seqs)
-        self._all_right = self._all_compared = _FIRST_DRAFTS  # at first drafts are tried
+    Args:
+        right, compared: so many drafts are assumed at the start, of each kind.
+        num_kinds: drafts of different kinds are counted apart.
+    """
 
-    def forget(self, slots: Sequence[int]) -> None:
-        self._right[slots] = self._compared[slots] = 0.0
+    def __init__(self, right: float, compared: float, num_kinds: int = 1) -> None:
+        self._of_all = [_Counts(right, compared) for _ in range(num_kinds)]
+        self._of_slots: dict[int, list[_Counts]] = {}
 
-    def add(self, slots: Int32Array, right: npt.NDArray[Any], compared: npt.NDArray[np.integer]) -> None:
+    def forget(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._of_slots.pop(slot, None)
+
+    def add(self, slot: int, right: int, compared: int, kind: int = 0) -> None:
+        counts = self._of_slots.get(slot)
+        if counts is None:
+            counts = self._of_slots[slot] = [_Counts() for _ in self._of_all]
+        counts[kind].add(right, compared, REQUEST_MEMORY)
+        self._of_all[kind].add(right, compared, MEMORY)
+
+    def add_all(self, slots: Int32Array, right: npt.NDArray[Any], compared: npt.NDArray[np.integer]) -> None:
         """All arguments are [n]. A slot may occur several times."""
         for slot, num_right, num_compared in zip(slots.tolist(), right.tolist(), compared.tolist(), strict=True):
-            share = REQUEST_MEMORY**num_compared
-            self._right[slot] = self._right[slot] * share + num_right
-            self._compared[slot] = self._compared[slot] * share + num_compared
-        share = MEMORY ** int(compared.sum())
-        self._all_right = self._all_right * share + float(right.sum())
-        self._all_compared = self._all_compared * share + float(compared.sum())
+            self.add(slot, int(num_right), num_compared)
 
-    def probabilities(self, slots: Int32Array) -> list[float]:
-        """[n]: of each slot, that a draft is right if the drafts before it are."""
-        of_all = PRIOR * self._all_right / self._all_compared
-        found: list[float] = ((self._right[slots] + of_all) / (self._compared[slots] + PRIOR)).tolist()
-        return found
+    def probability(self, slot: int, kind: int = 0) -> float:
+        """That a draft of the slot's request is right if the drafts before it are."""
+        of_all = self._of_all[kind].right / self._of_all[kind].compared
+        counts = self._of_slots.get(slot)
+        if counts is None:
+            return of_all
+        return (counts[kind].right + PRIOR * of_all) / (counts[kind].compared + PRIOR)

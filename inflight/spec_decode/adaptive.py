@@ -11,22 +11,18 @@ no drafts gets them again as soon as they would be right often enough, without a
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from inflight.config.speculative import SpeculativeConfig
 from inflight.interface.request import Int32Array
 from inflight.interface.step import NewRequestData
+from inflight.spec_decode.acceptance import Acceptance
+from inflight.spec_decode.draft_costs import FREE_TOKENS, DraftCosts
 from inflight.spec_decode.proposer import NO_TOKEN, Proposer
 
-# How many more tokens a step could compute in the time in which it computes none (it reads the weights): about 19 with a model
-# of 0.6 billion parameters in bf16 on two cores, from 1 to 8 tokens.
-FREE_TOKENS = {"cpu": 16.0, "cuda": 256.0}
 NUM_CLASSES = 7  # of lengths of matches: 1, 2 to 3, 4 to 7, ..., 64 or more
-REQUEST_MEMORY = 0.95  # the weight of a request's older drafts is multiplied by this with each new draft
-MEMORY = 0.998  # the same for the drafts of all requests
-PRIOR = 4.0  # as many drafts of a request weigh as much as all drafts of the other requests
 
 
 @dataclass(slots=True)
@@ -36,19 +32,6 @@ class Match:
 
     length: int
     following: list[int]
-
-
-@dataclass(slots=True)
-class _Counts:
-    """Of each class of matches: how many drafts were right, and how many were compared. Older drafts weigh less."""
-
-    right: list[float] = field(default_factory=lambda: [0.0] * NUM_CLASSES)
-    compared: list[float] = field(default_factory=lambda: [0.0] * NUM_CLASSES)
-
-    def add(self, kind: int, right: int, compared: int, memory: float) -> None:
-        share = memory**compared
-        self.right[kind] = self.right[kind] * share + right
-        self.compared[kind] = self.compared[kind] * share + compared
 
 
 @dataclass(slots=True)
@@ -64,13 +47,15 @@ class AdaptiveProposer(Proposer):
     """
     Args:
         device: "cpu" or "cuda".
+
+    Attributes:
+        costs: may be replaced by what was measured.
     """
 
     def __init__(self, config: SpeculativeConfig, device: str) -> None:
         self.num_speculative_tokens = config.num_speculative_tokens
-        self._free_tokens = FREE_TOKENS[device]
-        self._of_all = _Counts([1.0] * NUM_CLASSES, [2.0] * NUM_CLASSES)
-        self._of_slots: dict[int, _Counts] = {}
+        self.costs = DraftCosts(FREE_TOKENS[device])
+        self._acceptance = Acceptance(right=1.0, compared=2.0, num_kinds=NUM_CLASSES)
         self._guesses: dict[int, _Guess] = {}  # by slot
 
     @abstractmethod
@@ -79,8 +64,8 @@ class AdaptiveProposer(Proposer):
         `num_speculative_tokens` tokens, so that one more token has a place. If nothing is found, the length is 0."""
 
     def begin(self, requests: Sequence[NewRequestData]) -> None:
+        self._acceptance.forget(data.slot for data in requests)
         for data in requests:
-            self._of_slots.pop(data.slot, None)
             self._guesses.pop(data.slot, None)
 
     def propose(self, token_ids: Int32Array, slots: Int32Array, num_tokens: Int32Array) -> Int32Array:
@@ -96,12 +81,12 @@ class AdaptiveProposer(Proposer):
             found.append(len(match.following))
             if match.following:
                 guess = self._guesses[slot] = _Guess(length, match.length.bit_length() - 1, match.following)
-                probabilities.append(self._probability(slot, guess.kind))
+                probabilities.append(self._acceptance.probability(slot, guess.kind))
             else:
                 probabilities.append(0.0)
         drafts = np.full((len(slots), self.num_speculative_tokens), NO_TOKEN, dtype=np.int32)
         if any(found):
-            for row, count in enumerate(best_num_drafts(probabilities, found, self._free_tokens)):
+            for row, count in enumerate(best_num_drafts(probabilities, found, self.costs.free_tokens)):
                 drafts[row, :count] = matches[row].following[:count]
         return drafts
 
@@ -111,16 +96,7 @@ class AdaptiveProposer(Proposer):
         while right < most and tokens[right] == guess.drafts[right]:
             right += 1
         compared = min(right + 1, most)
-        self._of_slots.setdefault(slot, _Counts()).add(guess.kind, right, compared, REQUEST_MEMORY)
-        self._of_all.add(guess.kind, right, compared, MEMORY)
-
-    def _probability(self, slot: int, kind: int) -> float:
-        """That a draft is right if the drafts before it are."""
-        of_all = self._of_all.right[kind] / self._of_all.compared[kind]
-        counts = self._of_slots.get(slot)
-        if counts is None:
-            return of_all
-        return (counts.right[kind] + PRIOR * of_all) / (counts.compared[kind] + PRIOR)
+        self._acceptance.add(slot, right, compared, guess.kind)
 
 
 def best_num_drafts(probabilities: Sequence[float], most: Sequence[int], free_tokens: float) -> list[int]:
@@ -159,6 +135,14 @@ def best_num_passes(
         if rate > best_rate:
             best, best_rate = chosen, rate
     return best
+
+
+def fewest_right(most: int, costs: DraftCosts) -> float | None:
+    """How often drafts must be right to pay for one request that may have `most` of them, in steps of 0.05. None: they never
+    pay."""
+    shares = (0.05 * each for each in range(1, 21))
+    choose = best_num_passes
+    return next((p for p in shares if any(choose([p], [most], costs.free_tokens, costs.share_of_step))), None)
 
 
 def expected_right(probabilities: Sequence[float], counts: Sequence[int]) -> float:

@@ -94,7 +94,7 @@ class DraftModel(ModelDrafter):
             sampling = inputs.sampling.take(checked.places)
             right = self._draw(passed.logits[len(places) :], sampling, checked.positions, sampler)
             checked_slots = inputs.slots[inputs.drawing_rows[checked.places]]
-            self._acceptance.add(checked_slots, right == checked.tokens, np.ones(len(right), dtype=np.int64))
+            self._acceptance.add_all(checked_slots, right == checked.tokens, np.ones(len(right), dtype=np.int64))
             passed = passed.take(np.arange(len(places)))
         return places, passed
 

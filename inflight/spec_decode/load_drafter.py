@@ -14,6 +14,7 @@ from inflight.model_loader.loader import load_model
 from inflight.model_loader.weight_size import WeightSizes
 from inflight.models.causal_lm import CausalLM
 from inflight.models.drafting_layer import DraftingLayer
+from inflight.spec_decode.draft_costs import num_weights_read
 from inflight.spec_decode.draft_model import DraftModel
 from inflight.spec_decode.hidden_state_drafter import HiddenStateDrafter
 from inflight.spec_decode.model_drafter import ModelDrafter
@@ -60,7 +61,7 @@ def load_drafter(
     assert isinstance(layer, DraftingLayer)
     if config.draft_model.load_format != "dummy":
         layer.read_targets(config.draft_model.folder)
-    share = min(1.0, _weights_read(architecture) / _weights_read(config.model.architecture) * tp.size)
+    share = min(1.0, num_weights_read(architecture) / num_weights_read(config.model.architecture) * tp.size)
     return HiddenStateDrafter(layer, config, backend=backend, device=device, share_of_step=share)
 
 
@@ -68,11 +69,3 @@ def _ends(config: EngineConfig) -> ModelArchitecture:
     """The embedding and the head of the served model, without its layers. All tensors of the layers are left unread."""
     architecture = config.model.architecture
     return replace(architecture, layers=(), unread=("",), vision=None, token_inputs=None, mtp=None, captured=())
-
-
-def _weights_read(model: ModelArchitecture) -> float:
-    """About how many weights a step of one token reads / the hidden size."""
-    spec = model.hidden_inputs
-    joined = 0 if spec is None else spec.captured_size or 2 * model.hidden_size
-    num_tokens = model.vocab_size if spec is None or spec.head_size is None else spec.head_size
-    return num_tokens + joined + sum(each.mixer.num_features + each.mlp.num_features for each in model.layers)

@@ -34,9 +34,12 @@ from inflight.sample.rows import SamplingRows
 from inflight.sample.sampler import Sampler
 from inflight.spec_decode import adaptive
 from inflight.spec_decode.acceptance import Acceptance
+from inflight.spec_decode.draft_costs import FREE_TOKENS, DraftCosts
 from inflight.spec_decode.proposer import NO_TOKEN
 
 CACHE_NAMES = "draft."  # the beginning of the names of the drafter's layers, in the KV cache
+
+_FIRST_DRAFTS = 8.0  # so many right drafts are assumed at the start, so that drafts are tried
 
 IntArray = npt.NDArray[np.integer]
 
@@ -110,14 +113,14 @@ class ModelDrafter(ABC):
         self._vocab_size = config.model.architecture.vocab_size
         self._backend = backend
         self._device = device
-        self._free_tokens = adaptive.FREE_TOKENS[config.device.kind]
-        self._share_of_step = share_of_step
+        self._costs = DraftCosts(FREE_TOKENS[config.device.kind], share_of_step)
+        self._pays = True
         self._choose = adaptive.best_num_passes
         # of each slot: how many tokens there were when the last drafts were drawn, and these drafts
         max_num_seqs = config.scheduler.max_num_seqs
         self._num_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self._drawn: Int32Array = np.full((max_num_seqs, self.num_speculative_tokens), NO_TOKEN, dtype=np.int32)
-        self._acceptance = Acceptance(max_num_seqs)
+        self._acceptance = Acceptance(_FIRST_DRAFTS, _FIRST_DRAFTS)
         self._builders: tuple[MetadataBuilder | None, ...] = ()  # of each KV group; None: the drafter is not in it
 
     def cached_layers(self) -> dict[str, Attention | RecurrentState]:
@@ -133,6 +136,16 @@ class ModelDrafter(ABC):
             for group in kv_cache_config.groups
         )
 
+    @property
+    def costs(self) -> DraftCosts:
+        return self._costs
+
+    @costs.setter
+    def costs(self, measured: DraftCosts) -> None:
+        """If drafts would not pay even if all were right, there are none from now on. Set it before the first request."""
+        self._costs = measured
+        self._pays = adaptive.fewest_right(self.num_speculative_tokens, measured) is not None
+
     def begin(self, requests: Sequence[NewRequestData]) -> None:
         """These requests have just got their slots. Call it before the first step of the requests has drafts."""
         slots = [data.slot for data in requests]
@@ -145,8 +158,10 @@ class ModelDrafter(ABC):
         Returns:
             [n, num_speculative_tokens], the drafts of each of `drawing_rows`, padded with NO_TOKEN.
         """
-        counts = self._choose_counts(inputs)
         drafts = np.full((len(inputs.drawing_rows), self.num_speculative_tokens), NO_TOKEN, dtype=np.int32)
+        if not self._pays:
+            return drafts
+        counts = self._choose_counts(inputs)
         places, passed = self._compute_step(inputs, counts, sampler)
         column = 0
         while len(places):
@@ -184,8 +199,9 @@ class ModelDrafter(ABC):
         self._learn(slots, inputs.token_ids, num_tokens)
         room = np.minimum(self.config.max_model_len - num_tokens - 1, self.num_speculative_tokens).clip(min=0)
         self._num_tokens[slots] = num_tokens
-        probabilities = self._acceptance.probabilities(slots)
-        chosen = self._choose(probabilities, room.tolist(), self._free_tokens, self._share_of_step)
+        probabilities = [self._acceptance.probability(slot) for slot in slots.tolist()]
+        costs = self._costs
+        chosen = self._choose(probabilities, room.tolist(), costs.free_tokens, costs.share_of_step)
         return np.array(chosen, dtype=np.int32)
 
     def _learn(self, slots: Int32Array, token_ids: Int32Array, num_tokens: Int32Array) -> None:
@@ -197,7 +213,7 @@ class ModelDrafter(ABC):
         drafts = self._drawn[slots]
         compared = is_known & (drafts != NO_TOKEN)
         right = (compared & (drafts == token_ids[slots[:, None], places])).cumprod(axis=1).sum(axis=1)
-        self._acceptance.add(slots, right, np.minimum(right + 1, compared.sum(axis=1)))
+        self._acceptance.add_all(slots, right, np.minimum(right + 1, compared.sum(axis=1)))
         self._drawn[slots] = NO_TOKEN  # each draft is counted once, also if the next step proposes none
 
     def warm_up(self, inputs: AttentionInputs) -> None:

@@ -202,15 +202,13 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
                 return DrawnStep(plan.step_id)
             self._drawn_tokens.remember(model_input.new_histories, plan.forced_tokens)
             if self._drafts is not None:
-                self._drafts.begin(plan)
+                self._drafts.begin(model_input, forward)
             if not len(slots):
-                if self._drafts is not None:
-                    self._drafts.end_without_draws(model_input, forward)
                 return DrawnStep(plan.step_id, parts=forward.forward_input.parts)
             drawn = self._draw(plan, forward, grammar_output)
             verified: VerifiedDraws | None = None
             if self._drafts is None:
-                message = one_token_each_row(drawn.token_ids)
+                message = drawn.token_ids.clamp(min=0)[:, None]  # [num_sampling_rows, 1], as `message_of`
                 self._drawn_tokens.write(slots, inputs.first_positions, message[:, 0].cpu().numpy())
             else:
                 message, verified = self._drafts.verify(drawn.token_ids, model_input, forward)
@@ -242,6 +240,11 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
         with self._timeline.span(drawn.step_id, "drain") if self._draws else nullcontext():
             return drawn.to_output()
 
+    def warm_up(self) -> None:
+        super().warm_up()
+        if self._drafts is not None:
+            self._drafts.time_steps(self.dummy_run, draws=self._draws)
+
     def dummy_run(self, num_tokens: int) -> None:
         assert self._kv_cache_config is not None, "call initialize_from_config first"
         inputs = one_token_each(num_tokens)
@@ -265,8 +268,3 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
                 self._sampling_state.add(slot, sampling)
             draws = np.arange(num_rows, dtype=np.int32)
             self._sampler(logits, self._sampling_state.take(draws % max_num_seqs).metadata(draws))
-
-
-def one_token_each_row(sampled: Tensor) -> Tensor:
-    """As `message_of`, in an engine without drafts: int32 [num_sampling_rows] -> [num_sampling_rows, 1]."""
-    return sampled.clamp(min=0)[:, None]

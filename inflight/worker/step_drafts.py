@@ -1,20 +1,39 @@
 """`StepDrafts`: what a step does with drafts on the rank that draws: verifies those of its rows, and gets the next ones."""
 
+import logging
+import time
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from inflight.config.engine import EngineConfig
 from inflight.interface.request import Int32Array
-from inflight.interface.step import SchedulerOutput
 from inflight.sample.sampler import Sampler
 from inflight.sample.verification import num_emitted
+from inflight.spec_decode.adaptive import fewest_right
+from inflight.spec_decode.draft_costs import DraftCosts, num_weights_read
 from inflight.spec_decode.make_proposer import make_proposer
 from inflight.spec_decode.model_drafter import DraftInputs, ModelDrafter
 from inflight.worker.draw_rows import message_of
 from inflight.worker.drawn_tokens import DrawnTokens
 from inflight.worker.input_batch import NO_TOKENS
 from inflight.worker.model_input import ForwardOutput, ModelInput, VerifiedDraws
+from inflight.worker.profile_run import one_token_each
+
+logger = logging.getLogger(__name__)
+
+_FEWEST_WEIGHTS = 1 << 25  # of a model whose steps are timed
+
+
+def _fewest_seconds(run: Callable[[int], None], num_tokens: int) -> float:
+    found = []
+    for _ in range(2):
+        start = time.perf_counter()
+        run(num_tokens)
+        found.append(time.perf_counter() - start)
+    return min(found)
 
 
 def reads_hidden(config: EngineConfig) -> bool:
@@ -41,6 +60,13 @@ class StepDrafts:
         self._drawn_tokens = drawn_tokens
         self._sampler = sampler
         self._proposer = make_proposer(config)
+        self._num_stages = config.parallel.pipeline_parallel_size
+        # Short times are not exact. The ranks of a launcher must make the same steps, so nothing may depend on their times.
+        self._is_timed = (
+            config.device.kind == "cpu"
+            and config.parallel.distributed_executor_backend != "external_launcher"
+            and num_weights_read(config.model.architecture) >= _FEWEST_WEIGHTS
+        )
 
     @classmethod
     def of(
@@ -49,15 +75,37 @@ class StepDrafts:
         """None: the engine has no drafts."""
         return None if config.speculative is None else cls(config, draft_model, drawn_tokens, sampler)
 
-    def begin(self, plan: SchedulerOutput) -> None:
+    def time_steps(self, dummy_run: Callable[[int], None], *, draws: bool) -> None:
+        """Measure what drafts cost, at the start. All ranks call it together. `draws`: whether this rank draws, and learns it.
+        It logs what it has found."""
+        if not self._is_timed:
+            return
+        more = 1 + self._num_speculative_tokens
+        steps = [_fewest_seconds(dummy_run, num_tokens) for num_tokens in (1, more)]
+        if not draws:
+            return
+        passes = [0.0, 0.0]
+        drafter = self._draft_model
+        if drafter is not None:  # a dummy run has such a pass, too
+            passes = [_fewest_seconds(lambda n: drafter.warm_up(one_token_each(n)), n) for n in (1, more)]
+        one, several = (max(step - each, 1e-6) for step, each in zip(steps, passes, strict=True))
+        stages = self._num_stages  # of which this rank has measured one
+        source = drafter or self._proposer
+        assert source is not None
+        source.costs = DraftCosts.of_seconds(one * stages, several * stages, more, passes[0])
+        fewest = fewest_right(self._num_speculative_tokens, source.costs)
+        found = "so there are none" if fewest is None else f"so they pay if {fewest:.0%} of them are right"
+        logger.info(
+            "drafts: a step of 1 token takes %.1f ms, one of %d tokens %.1f ms, and a draft %.1f ms, %s",
+            one * stages * 1e3, more, several * stages * 1e3, passes[0] * 1e3, found,
+        )  # fmt: skip
+
+    def begin(self, model_input: ModelInput, forward: ForwardOutput) -> None:
         """Call it in each step, before its draws: new requests have slots of older ones."""
         source = self._draft_model or self._proposer
         assert source is not None
-        source.begin(plan.new_requests)
-
-    def end_without_draws(self, model_input: ModelInput, forward: ForwardOutput) -> None:
-        """Call it in a step that computes prompts only."""
-        if self._draft_model is not None:
+        source.begin(model_input.plan.new_requests)
+        if self._draft_model is not None and not len(model_input.sampling_slots):  # the step computes prompts only
             self._propose(model_input, forward, NO_TOKENS)
 
     def verify(self, sampled: Tensor, model_input: ModelInput, forward: ForwardOutput) -> tuple[Tensor, VerifiedDraws]:

@@ -16,7 +16,7 @@ def test_each_draft_is_counted_once() -> None:
     """A request gets drafts in one step, and none in the next two: only the first of these can tell whether they were right."""
     counted: list[tuple[list[int], list[int]]] = []
     model: Any = mock.Mock(num_speculative_tokens=3)
-    model._acceptance.add = lambda slots, right, compared: counted.append((right.tolist(), compared.tolist()))
+    model._acceptance.add_all = lambda slots, right, compared: counted.append((right.tolist(), compared.tolist()))
     model._num_tokens = ints(0, 4)
     model._drawn = np.array([[NO_TOKEN] * 3, [7, 8, 9]], dtype=np.int32)
     token_ids = np.array([[0] * 12, [1, 2, 3, 4, 7, 8, 5, 6, 6, 0, 0, 0]], dtype=np.int32)

@@ -12,7 +12,6 @@ from inflight.sample.sampler import SamplerOutput
 from inflight.worker.draw_rows import grammar_masks, message_of, resolve_drafts
 from inflight.worker.input_batch import InputBatch, StepInputs
 from inflight.worker.model_input import DrawnStep, VerifiedDraws
-from inflight.worker.model_runner import one_token_each_row
 from tests.support.plans import ints, new_request
 from tests.unit.worker.test_input_batch import plan
 
@@ -124,7 +123,6 @@ def test_a_message_holds_what_is_emitted() -> None:
     sampled = ints(5, 6, 7, -1, 9, 10)
     message = message_of(sampled, np.array([2, 1, 2]), ints(0, 3, 4, 6), 3)
     assert message.tolist() == [[5, 6, -1], [0, -1, -1], [9, 10, -1]]
-    assert one_token_each_row(torch.tensor([-1, 5], dtype=torch.int32)).tolist() == [[0], [5]]
 
 
 def test_the_answer_holds_what_is_emitted() -> None:
