@@ -18,8 +18,11 @@ from inflight.config.gguf_parts import read_gguf
 from inflight.config.gguf_pooling import LABELS, POOLING_TYPE, pooling_fields
 from inflight.config.separate_quantization import with_separate_quantization
 from inflight.config.stored_dtype import with_stored_dtype
+from inflight.errors import CheckpointError
 from inflight.hub import read_config
 
+_EMBEDDING = "token_embd.weight"
+_HEAD = "output.weight"
 _OF_VISION = {vision.architecture: vision.texts[0] for vision in VISION_FAMILIES}
 _ONLY_OF_VISION = [family for family in _OF_VISION.values() if family not in FAMILIES]
 _FAMILIES = [family for family in (*FAMILIES, *ENCODERS, *_ONLY_OF_VISION) if family.gguf_name is not None]
@@ -105,8 +108,10 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
 
     Raises:
         UnsupportedModelError: the architecture or a field is not supported.
+        CheckpointError: the file does not have the embedding, or its head is for another vocabulary.
     """
     _refuse_other_kinds(file)
+    _check_vocabulary(file)
     family = gguf_family(file)
     prefix = f"{family.gguf_name}."
     keys = (*family.gguf_names, *family.gguf_keys)
@@ -121,8 +126,8 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
     config = {name: given[key] for key, name in _FIELDS.items() if key in given}
     config |= {
         "architectures": [family.architecture],
-        "vocab_size": file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else None,
-        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "vocab_size": file.tensors[_EMBEDDING].shape[0] if _EMBEDDING in file.tensors else None,
+        "tie_word_embeddings": _HEAD not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
         "dtype": _dtype(file),
@@ -161,6 +166,18 @@ def _refuse_other_kinds(file: GgufFile) -> None:
     kind = file.metadata.get("general.type", "model")
     if kind != "model":
         raise file.refusal(f"this is not a whole model: its general.type is {kind!r}")
+
+
+def _check_vocabulary(file: GgufFile) -> None:
+    embedding = file.tensors.get(_EMBEDDING)
+    head = file.tensors.get(_HEAD)
+    if embedding is None and file.tensors:
+        raise CheckpointError(f"{file.path} lacks {_EMBEDDING}, whose rows are the vocabulary; download it again")
+    if embedding is not None and head is not None and embedding.shape != head.shape:
+        raise CheckpointError(
+            f"{file.path}: {_EMBEDDING} has shape {list(embedding.shape)}, and {_HEAD} {list(head.shape)}; "
+            "they should be the same"
+        )
 
 
 def _factors(file: GgufFile, name: str, keys: tuple[str, ...]) -> list[float]:

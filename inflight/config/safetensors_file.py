@@ -155,6 +155,18 @@ def model_name(stored_name: str, renames: Sequence[tuple[str, str]]) -> str:
     return name
 
 
+def stored_names_of(name: str, renames: Sequence[tuple[str, str]]) -> set[str]:
+    """The names that `model_name` makes `name` of: what the files may call a tensor of the model."""
+    names = {name}
+    for part, other in reversed(renames):
+        if other:
+            names |= {each.replace(other, part) for each in names}
+    for prefix, other in _WITH_IMAGES.items():
+        names |= {prefix + each.removeprefix(other) for each in names if each.startswith(other)}
+    names |= {each.removeprefix(_PREFIX) for each in names}
+    return {each for each in names if model_name(each, renames) == name} or {name}
+
+
 def read_header(file: Path) -> dict[str, StoredBytes]:
     """
     Raises:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from inflight.config.safetensors_file import INDEX_FILE, check_files_exist, find_files, model_name
 from inflight.errors import CheckpointError
+from inflight.model_loader.stored_names import NamesInFiles
 from inflight.model_loader.weight_source import ReadPart, ShardSlices, StoredTensor, WeightSource
 
 
@@ -46,7 +47,6 @@ class Checkpoint(WeightSource):
 
     def __init__(self, folder: Path, *, keeps_names: bool = False, renames: Sequence[tuple[str, str]] = ()) -> None:
         self.tensors: dict[str, StoredTensor] = {}
-        self._stored_names: dict[str, str] = {}  # of tensors that got other names
         self._keeps_names = keeps_names
         self._renames = renames
         check_files_exist(folder)
@@ -60,6 +60,9 @@ class Checkpoint(WeightSource):
 
         listed = set(map(self._name_of, weight_map)) or self.tensors.keys()
         self.unlisted = self.tensors.keys() - listed
+        if not keeps_names:
+            stored_names = [tensor.stored_name for tensor in self.tensors.values()]
+            self.name_in_file = NamesInFiles(stored_names, renames).find
 
     @contextmanager
     def open(self) -> Iterator[ReadPart]:
@@ -67,10 +70,10 @@ class Checkpoint(WeightSource):
             opened: dict[Path, Any] = {}  # Any: safetensors has no types
 
             def read(name: str, shard: ShardSlices) -> Tensor:
-                file = self.tensors[name].file
-                if file not in opened:
-                    opened[file] = stack.enter_context(open_file(file))
-                part: Tensor = opened[file].get_slice(self._stored_names.get(name, name))[shard]
+                stored = self.tensors[name]
+                if stored.file not in opened:
+                    opened[stored.file] = stack.enter_context(open_file(stored.file))
+                part: Tensor = opened[stored.file].get_slice(stored.stored_name)[shard]
                 return part
 
             yield read
@@ -81,11 +84,13 @@ class Checkpoint(WeightSource):
             for stored_name in names:
                 name = self._name_of(stored_name)
                 if name in self.tensors:
-                    raise CheckpointError(f"{name} is both in {self.tensors[name].file} and in {file}; remove one")
-                if name != stored_name:
-                    self._stored_names[name] = stored_name
+                    other = self.tensors[name]
+                    raise CheckpointError(
+                        f"{stored_name} in {file} and {other.stored_name} in {other.file} are the same tensor of the model; "
+                        "remove one"
+                    )
                 header = opened.get_slice(stored_name)
-                self.tensors[name] = StoredTensor(file, tuple(header.get_shape()), header.get_dtype())
+                self.tensors[name] = StoredTensor(file, stored_name, tuple(header.get_shape()), header.get_dtype())
 
     def _name_of(self, stored_name: str) -> str:
         if self._keeps_names:

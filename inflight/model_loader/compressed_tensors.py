@@ -22,12 +22,16 @@ from inflight.model_loader.weight_source import StoredTensor
 
 
 class CompressedTensors(PackedLayout):
-    marker = "weight_scale"
+    values = ("weight_packed", "weight")
     required = ("weight_scale",)
     suffixes = ("weight_scale", "weight_packed", "weight", "weight_shape", "weight_zero_point", "weight_g_idx")
 
+    def lacking(self, parts: Mapping[str, StoredTensor]) -> list[str]:
+        values = ("weight_packed", "weight_shape") if parts.keys() & {"weight_packed", "weight_shape"} else ("weight",)
+        return [suffix for suffix in (*self.required, *values) if suffix not in parts]
+
     def weight_shape(self, parts: Mapping[str, StoredTensor], read: ReadTensor) -> tuple[int, int]:
-        if ("weight" in parts) == ("weight_packed" in parts) or ("weight_packed" in parts) != ("weight_shape" in parts):
+        if "weight" in parts and "weight_packed" in parts:
             raise ValueError("it should have either weight, or weight_packed and weight_shape")
         if "weight_shape" in parts:
             check(parts, "weight_shape", ("I64", "I32"), (2,))

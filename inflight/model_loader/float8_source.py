@@ -8,7 +8,7 @@ layer has the scales of each expert.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -29,6 +29,7 @@ _UNUSED = (
     "input_scale", "input_zero_point", "input_scale_ub", "activation_scale", "output_scale",
     "q_scale", "k_scale", "v_scale", "kv_scale", "prob_scale",
 )  # fmt: skip
+_OF_WEIGHTS = (".weight", "_proj")  # the ends of names of weights that may have scales
 _UNUSED_END = "_activation_scale"  # of stacked experts
 
 
@@ -47,6 +48,7 @@ class Float8Source(WeightSource):
     Args:
         blocks: the rows and columns of a block, as config.json gives them; None if it has no blocks.
         quantization: how the floats are quantized afterwards, for `notice`.
+        has_other_formats: whether there may be weights in other formats that have scales, too.
 
     Raises:
         CheckpointError: a weight lacks its scales, or their shape or dtype is wrong. While weights are read: a weight or a
@@ -60,24 +62,29 @@ class Float8Source(WeightSource):
         dtype: torch.dtype,
         *,
         quantization: str | None = None,
+        has_other_formats: bool = False,
     ) -> None:
         self._stored = stored
         self._dtype = dtype
         self._weights: dict[str, _Weight] = {}
         self.tensors = dict(stored.tensors)
+        self.name_in_file = stored.name_in_file
         for name, tensor in stored.tensors.items():
             if tensor.dtype == _FLOAT8:
                 weight = _find_scales(name, stored.tensors, blocks)
                 self._weights[name] = weight
-                self.tensors[name] = StoredTensor(tensor.file, tensor.shape, _NAMES[dtype])
+                self.tensors[name] = replace(tensor, dtype=_NAMES[dtype])
                 self.tensors.pop(weight.scales, None)
                 continue
             found = _scales_of(name, stored.tensors)
-            if found and tensor.dtype in _NAMES.values():
+            if found and (tensor.dtype in _NAMES.values() or not has_other_formats):
+                scales = stored.tensors[found[0]]
                 raise CheckpointError(
-                    f"{found[0]} in {tensor.file} has scales, but {name} is stored as {tensor.dtype}, not in fp8; remove the "
-                    "scales if the weight has been multiplied by them"
+                    f"{scales.stored_name} in {scales.file} has scales, but {tensor.stored_name} in {tensor.file} is stored as "
+                    f"{tensor.dtype}, not in fp8 ({_FLOAT8}); remove the scales if the weight has been multiplied by them"
                 )
+            if not has_other_formats:
+                _check_weight_of_scales(name, stored.tensors)
         unused = [name for name in self.tensors if _is_unused(name)] if self._weights else []
         for name in unused:
             del self.tensors[name]
@@ -149,8 +156,8 @@ class Float8Source(WeightSource):
         )
 
     def _damaged(self, name: str, what: str) -> CheckpointError:
-        file = self._stored.tensors[name].file
-        return CheckpointError(f"{file}: {name} has {what}; the file is damaged, download it again")
+        stored = self._stored.tensors[name]
+        return CheckpointError(f"{stored.place(name)} has {what}; the file is damaged, download it again")
 
 
 def _is_unused(name: str) -> bool:
@@ -161,10 +168,22 @@ def _scales_of(name: str, tensors: dict[str, StoredTensor]) -> list[str]:
     return [name + end for end in _SCALE_ENDS if name + end in tensors]
 
 
+def _check_weight_of_scales(name: str, tensors: dict[str, StoredTensor]) -> None:
+    """Refuses scales of a weight that is not there."""
+    for end in _SCALE_ENDS:
+        weight = name.removesuffix(end)
+        if name.endswith(end) and weight not in tensors and weight.endswith(_OF_WEIGHTS) and not _is_unused(name):
+            scales = tensors[name]
+            raise CheckpointError(
+                f"{scales.stored_name} in {scales.file} has scales, but the checkpoint lacks their weight, "
+                f"{scales.stored_name.removesuffix(end)}"
+            )
+
+
 def _find_scales(name: str, tensors: dict[str, StoredTensor], blocks: tuple[int, int] | None) -> _Weight:
     """Finds the scales of a weight, and checks their shape and dtype."""
     weight = tensors[name]
-    where = f"{name} in {weight.file} is stored in fp8 with the shape {list(weight.shape)}"
+    where = f"{weight.place(name)} is stored in fp8 with the shape {list(weight.shape)}"
     if len(weight.shape) not in (2, 3) or 0 in weight.shape:
         raise CheckpointError(
             f"{where}; only weights of two dimensions, or three with all experts of a layer, can be in fp8"
@@ -172,16 +191,17 @@ def _find_scales(name: str, tensors: dict[str, StoredTensor], blocks: tuple[int,
     found = _scales_of(name, tensors)
     if not found:
         raise CheckpointError(
-            f"{where}, but the checkpoint lacks its scales: {' or '.join(name + e for e in _SCALE_ENDS)}"
+            f"{where}, but the checkpoint lacks its scales: {' or '.join(weight.stored_name + e for e in _SCALE_ENDS)}"
         )
     if len(found) > 1:
         raise CheckpointError(
-            f"{where}, and has two tensors of scales, {' and '.join(found)}; remove the one that is wrong"
+            f"{where}, and has two tensors of scales, {' and '.join(tensors[each].stored_name for each in found)}; "
+            "remove the one that is wrong"
         )
     scales = tensors[found[0]]
     if scales.dtype not in _SCALE_DTYPES:
         raise CheckpointError(
-            f"{found[0]} in {scales.file} is stored as {scales.dtype}; supported are {', '.join(_SCALE_DTYPES)}"
+            f"{scales.place(found[0])} is stored as {scales.dtype}; supported are {', '.join(_SCALE_DTYPES)}"
         )
     *experts, num_rows, num_columns = weight.shape
     # the numbers of blocks -> their sizes
@@ -204,7 +224,7 @@ def _find_scales(name: str, tensors: dict[str, StoredTensor], blocks: tuple[int,
         of_blocks = f", or for each block of {blocks[0]} x {blocks[1]}"
     known = [[*experts, *grid] for grid in grids]
     raise CheckpointError(
-        f"{found[0]} in {scales.file} has the shape {list(scales.shape)}, "
+        f"{scales.place(found[0])} has the shape {list(scales.shape)}, "
         f"and its weight {list(weight.shape)}; "
         f"supported is one scale{for_each}, one for each row{of_blocks}: {known}"
     )

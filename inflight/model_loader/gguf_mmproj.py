@@ -90,19 +90,31 @@ class MmprojSource(WeightSource):
                 f"{self._file.path}: {place.names[0]} is {stored[0].type.name} and has {len(stored[0].shape)} dimensions; "
                 "quantized tensors must be matrices"
             )
-        self.tensors[name] = StoredTensor(self._file.path, tuple(shape), stored[0].type.name, is_quantized)
+        self.tensors[name] = StoredTensor(
+            self._file.path, place.names[0], tuple(shape), stored[0].type.name, is_quantized
+        )
         self._places[name] = place
 
     def _join_projections(self) -> None:
         """Queries, keys and values of Qwen's towers are one tensor in the model."""
-        for name in [name for name in self.tensors if f".{_PARTS[0]}." in name]:
-            names = [name.replace(f".{_PARTS[0]}.", f".{part}.") for part in _PARTS]
+        wholes = {
+            name.replace(f".{part}.", f".{_WHOLE}."): None
+            for part in _PARTS
+            for name in self.tensors
+            if f".{part}." in name
+        }
+        for whole in wholes:
+            names = [whole.replace(f".{_WHOLE}.", f".{part}.") for part in _PARTS]
             if any(each not in self.tensors for each in names):
-                continue  # the loader refuses those that are there
+                found = [self._places[each].names[0] for each in names if each in self.tensors]
+                raise CheckpointError(
+                    f"{self._file.path} has {' and '.join(found)}, but queries, keys and values of a layer must all be there; "
+                    "download it again"
+                )
             stored = tuple(self._places.pop(each).names[0] for each in names)
             for each in names:
                 del self.tensors[each]
-            self._add(name.replace(f".{_PARTS[0]}.", f".{_WHOLE}."), _Place(stored))
+            self._add(whole, _Place(stored))
 
     @contextmanager
     def open(self) -> Iterator[ReadPart]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -56,6 +57,7 @@ _STACKED = {
     "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
 }
 _EXPERT = re.compile(r"ffn_(gate|up|down)\.(0|[1-9][0-9]*)\.weight")  # in files of 2023
+_EXPERT_OF_MODEL = re.compile(r"mlp\.experts\.[0-9]+\.(gate|up|down)_proj\.(weight|bias)")
 _BLOCK = re.compile(r"blk\.(0|[1-9][0-9]*)\.([\w.]+)")
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 # [channels, 1, kernel size]; the file has no dimension of size 1
@@ -105,20 +107,21 @@ class GgufSource(WeightSource):
                     "matrices"
                 )
             mixer = _mixer_of(name, architecture)
-            stored = StoredTensor(tensor.path, shape, tensor.type.name, is_quantized)
+            stored = StoredTensor(tensor.path, stored_name, shape, tensor.type.name, is_quantized)
             if name.endswith(BETAS_AND_STEPS) and isinstance(mixer, GatedDeltaSpec) and not mixer.is_grouped:
                 self._add_betas_and_steps(name, stored, stored_name, mixer)
                 continue
             order = file_order(name, shape[0], architecture.head_dims[0], mixer, family)
             self._add(name, stored, _Place(stored_name, order))
         self._join_keys_and_values()
+        self.name_in_file = partial(stored_name_of, norms=architecture.layers[0].norms, own=family.gguf_tensors)
         self.bits_in_memory = mean_bits(self._file.tensors)
         self.notice = memory_notice(self._file.tensors)
 
     def _add(self, name: str, stored: StoredTensor, place: _Place) -> None:
         if name in self.tensors:
             raise CheckpointError(
-                f"{self._file.path}: {name} is there twice, in {self._places[name].name} and in {place.name}"
+                f"{self._file.path}: {name} of the model is there twice, in {self._places[name].name} and in {place.name}"
             )
         self.tensors[name] = stored
         self._places[name] = place
@@ -135,12 +138,19 @@ class GgufSource(WeightSource):
             self._add(prefix + part, replace(stored, shape=shape), _Place(stored_name, FileOrder(rows)))
 
     def _join_keys_and_values(self) -> None:
-        for name in [name for name in self.tensors if name.endswith(_KEYS)]:
-            whole = name.removesuffix(_KEYS) + _KEYS_AND_VALUES
-            other = name.removesuffix(_KEYS) + _VALUES
-            if other not in self.tensors:
-                continue  # the loader refuses the half
-            keys, values = self.tensors.pop(name), self.tensors.pop(other)
+        halves = [name.removesuffix(end) for end in (_KEYS, _VALUES) for name in self.tensors if name.endswith(end)]
+        for prefix in dict.fromkeys(halves):
+            name = prefix + _KEYS
+            other = prefix + _VALUES
+            whole = prefix + _KEYS_AND_VALUES
+            found = [self._places[each].name for each in (name, other) if each in self.tensors]
+            if len(found) == 1:
+                raise CheckpointError(
+                    f"{self._file.path} has {found[0]}, but attn_k_b and attn_v_b of a layer must both be there; "
+                    "download it again"
+                )
+            keys = self.tensors.pop(name)
+            values = self.tensors.pop(other)
             is_matrices = len(keys.shape) == len(values.shape) == 3
             if not is_matrices or (keys.shape[0], keys.shape[1]) != (values.shape[0], values.shape[2]):
                 raise CheckpointError(
@@ -149,8 +159,8 @@ class GgufSource(WeightSource):
                 )
             num_heads, rank, size = keys.shape
             shape = num_heads * (size + values.shape[1]), rank
-            self._add(whole, StoredTensor(keys.file, shape, "F32"), self._places[name])
-            self._halves[whole] = self._places[name].name, self._places[other].name
+            self._add(whole, StoredTensor(keys.file, keys.stored_name, shape, "F32"), self._places[name])
+            self._halves[whole] = (self._places[name].name, self._places[other].name)
 
     @contextmanager
     def open(self) -> Iterator[ReadPart]:
@@ -164,7 +174,7 @@ class GgufSource(WeightSource):
         if name in self._halves:
             return self._read_keys_and_values(name, start, stop)[:, shard[1]]
         if len(shape) == 2:
-            return shard_columns(self._read_rows(name, start, stop), shard[1], name)
+            return shard_columns(self._read_rows(name, start, stop), shard[1], self.tensors[name].place(name))
         if name.endswith(_CONVOLUTIONS):
             weight = self._read_rows(name, start, stop)
             assert isinstance(weight, Tensor), "only matrices are quantized"
@@ -172,7 +182,7 @@ class GgufSource(WeightSource):
         assert stop == start + 1, "experts are read one by one"
         first, last, _ = shard[1].indices(shape[1])
         rows = self._read_rows(name, start * shape[1] + first, start * shape[1] + last)
-        part = shard_columns(rows, shard[2], name)
+        part = shard_columns(rows, shard[2], self.tensors[name].place(name))
         return part.unsqueeze(0) if isinstance(part, Tensor) else part
 
     def _read_vector(self, name: str) -> Tensor:
@@ -204,7 +214,8 @@ class GgufSource(WeightSource):
         _, rank, key_size = self._file.tensors[of_keys].shape
         value_size = self._file.tensors[of_values].shape[1]
         size = key_size + value_size
-        first, last = start // size, -(-stop // size)
+        first = start // size
+        last = -(-stop // size)
         keys = _floats(self._unpack(of_keys, first * rank, last * rank)).view(-1, rank, key_size).mT
         values = _floats(self._unpack(of_values, first * value_size, last * value_size)).view(-1, value_size, rank)
         return torch.cat((keys, values), dim=1).flatten(0, 1)[start - first * size : stop - first * size]
@@ -233,17 +244,11 @@ def model_name(stored_name: str, norms: NormNames, own: Mapping[str, str]) -> st
     """
     in_layer = _BLOCK.fullmatch(stored_name)
     if in_layer is not None:
-        names_of_norms = {
-            "attn_norm": norms.before_attention,
-            "post_attention_norm": norms.after_attention,
-            "ffn_norm": norms.before_mlp,
-            "post_ffw_norm": norms.after_mlp,
-        }
         expert = _EXPERT.fullmatch(in_layer[2])
         if expert is not None:
             return f"model.layers.{in_layer[1]}.mlp.experts.{expert[2]}.{expert[1]}_proj.weight"
         stem, _, suffix = in_layer[2].rpartition(".")
-        stem_name = own.get(stem) or _NAMES_IN_LAYER.get(stem) or names_of_norms.get(stem)
+        stem_name = own.get(stem) or _NAMES_IN_LAYER.get(stem) or _names_of_norms(norms).get(stem)
         name = own.get(in_layer[2]) or _STACKED.get(in_layer[2]) or (stem_name and f"{stem_name}.{suffix}")
         if name is None:
             return stored_name
@@ -251,3 +256,28 @@ def model_name(stored_name: str, norms: NormNames, own: Mapping[str, str]) -> st
     stem, _, suffix = stored_name.rpartition(".")
     stem_name = own.get(stem) or _NAMES.get(stem)
     return f"{stem_name}.{suffix}" if stem_name else stored_name
+
+
+def stored_name_of(name: str, norms: NormNames, own: Mapping[str, str]) -> str:
+    """The other way round: what the file calls a tensor of the model. A name that no file has stays as it is."""
+    in_layer = _IN_LAYER.match(name)
+    prefix = f"blk.{in_layer[1]}." if in_layer else ""
+    rest = name.removeprefix(in_layer[0]) if in_layer else name
+    tables = (own, _STACKED, _NAMES_IN_LAYER, _names_of_norms(norms)) if in_layer else (own, _NAMES)
+    names = {other: stored for table in reversed(tables) for stored, other in table.items() if other}
+    stem, _, suffix = rest.rpartition(".")
+    expert = _EXPERT_OF_MODEL.fullmatch(rest)
+    if rest in names:
+        return prefix + names[rest]
+    if stem in names:
+        return f"{prefix}{names[stem]}.{suffix}"
+    return f"{prefix}ffn_{expert[1]}_exps.{expert[2]}" if expert else name
+
+
+def _names_of_norms(norms: NormNames) -> dict[str, str | None]:
+    return {
+        "attn_norm": norms.before_attention,
+        "post_attention_norm": norms.after_attention,
+        "ffn_norm": norms.before_mlp,
+        "post_ffw_norm": norms.after_mlp,
+    }

@@ -31,7 +31,7 @@ _AWQ_POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)  # for each column of a word: its posi
 class Gptq(PackedLayout):
     """The layout of GPTQ. `stored_zero_offset` is added to the stored zero points."""
 
-    marker = "qweight"
+    values = ("qweight",)
     required = _REQUIRED
     suffixes = (*_REQUIRED, "g_idx")
 
@@ -66,7 +66,7 @@ class Gptq(PackedLayout):
 
 
 class Awq(PackedLayout):
-    marker = "qweight"
+    values = ("qweight",)
     required = suffixes = _REQUIRED
 
     def weight_shape(self, parts: Mapping[str, StoredTensor], read: ReadTensor) -> tuple[int, int]:

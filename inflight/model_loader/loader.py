@@ -302,7 +302,7 @@ def _check_finite(part: Tensor, name: str, source: WeightSource) -> None:
     low, high = part.aminmax()  # a NaN is both the smallest and the largest element
     if not (low.isfinite() and high.isfinite()):
         raise CheckpointError(
-            f"{source.tensors[name].file}: {name} has elements that are NaN or infinite, which cannot be quantized: the file "
+            f"{source.tensors[name].place(name)} has elements that are NaN or infinite, which cannot be quantized: the file "
             "is damaged, or the model was saved after its training had failed; download it again"
         )
 
@@ -313,7 +313,7 @@ def _read_checked(source: WeightSource, read: ReadPart, name: str, shard: ShardS
     scales = (part.scales, part.offsets) if isinstance(part, QuantizedWeight) else ()
     if not all(each is None or bool(each.isfinite().all()) for each in scales):
         raise CheckpointError(
-            f"{source.tensors[name].file}: {name} has scales that are NaN or infinite: the file is damaged, or the model was "
+            f"{source.tensors[name].place(name)} has scales that are NaN or infinite: the file is damaged, or the model was "
             "quantized wrongly; download it again"
         )
     return part

@@ -7,6 +7,7 @@ list is not read: the names of a module's tensors say it.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -18,7 +19,7 @@ from inflight.errors import CheckpointError
 from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.model_loader.mxfp4 import BITS, GROUP_SIZE, MOST_EXPONENT, mxfp4_weight
 from inflight.model_loader.packing import ALL, shard_columns, unpack_nibbles
-from inflight.model_loader.weight_source import ReadPart, ShardSlices, StoredTensor, WeightSource
+from inflight.model_loader.weight_source import ReadPart, ShardSlices, WeightSource
 
 _BLOCKS = "_blocks"
 _SCALES = "_scales"
@@ -43,6 +44,7 @@ class Mxfp4Source(WeightSource):
         self._floats = floats
         self._weights: dict[str, tuple[int, ...]] = {}  # name -> experts, rows, columns
         self.tensors = dict(stored.tensors)
+        self.name_in_file = stored.name_in_file
         for name in stored.tensors:
             for end in (_BLOCKS, _SCALES):
                 if name.endswith(end) and name in self.tensors:
@@ -68,26 +70,32 @@ class Mxfp4Source(WeightSource):
         blocks = self.tensors.pop(name + _BLOCKS, None)
         scales = self.tensors.pop(name + _SCALES, None)
         if blocks is None or scales is None:
-            found, lacking = (_SCALES, _BLOCKS) if blocks is None else (_BLOCKS, _SCALES)
-            raise CheckpointError(f"{name}{found} is stored, but {name}{lacking} is missing; download the model again")
+            found = _SCALES if blocks is None else _BLOCKS
+            lacking = _BLOCKS if blocks is None else _SCALES
+            there = self._stored.tensors[name + found]
+            whole = there.stored_name.removesuffix(found)
+            raise CheckpointError(
+                f"{whole}{found} is in {there.file}, but {whole}{lacking} is missing; download the model again"
+            )
+        whole = blocks.stored_name.removesuffix(_BLOCKS)
         if name in self.tensors:
             raise CheckpointError(
-                f"{name} is there twice: in MXFP4 in {blocks.file}, and plain in {self.tensors[name].file}"
+                f"{whole} is there twice: in MXFP4 in {blocks.file}, and plain in {self.tensors[name].file}; remove one"
             )
         fits = blocks.dtype == scales.dtype == "U8" and len(scales.shape) == 3
         if not fits or blocks.shape != (*scales.shape, _GROUP_BYTES):
             raise CheckpointError(
-                f"{name} in {blocks.file} cannot be read as MXFP4: {_BLOCKS} should be U8 [experts, rows, groups, "
-                f"{_GROUP_BYTES}] and {_SCALES} U8 [experts, rows, groups]; found {blocks.dtype} {list(blocks.shape)} and "
-                f"{scales.dtype} {list(scales.shape)}"
+                f"{whole} in {blocks.file} cannot be read as MXFP4: {_BLOCKS} should be U8 [experts, rows, groups, "
+                f"{_GROUP_BYTES}] and {_SCALES} U8 [experts, rows, groups]; found {blocks.stored_name} {blocks.dtype} "
+                f"{list(blocks.shape)} and {scales.stored_name} {scales.dtype} {list(scales.shape)}"
             )
         num_experts, num_rows, num_groups = scales.shape
         num_columns = num_groups * GROUP_SIZE
         self._weights[name] = num_experts, num_rows, num_columns
         self.tensors[name] = (
-            StoredTensor(blocks.file, (num_experts, num_rows, num_columns), MXFP4, is_quantized=True)
+            replace(blocks, shape=self._weights[name], dtype=MXFP4, is_quantized=True)
             if self._floats is None
-            else StoredTensor(blocks.file, (num_experts, num_columns, num_rows), _NAMES[self._floats])
+            else replace(blocks, shape=(num_experts, num_columns, num_rows), dtype=_NAMES[self._floats])
         )
 
     @contextmanager
@@ -99,7 +107,9 @@ class Mxfp4Source(WeightSource):
                     return read_stored(name, shard)
                 if self._floats is None:
                     experts, rows, columns = shard
-                    return shard_columns(self._read_rows(name, experts.start, rows, read_stored), columns, name)
+                    return shard_columns(
+                        self._read_rows(name, experts.start, rows, read_stored), columns, self.tensors[name].place(name)
+                    )
                 experts, columns, rows = shard
                 floats = self._floats
                 parts = (
@@ -121,8 +131,9 @@ class Mxfp4Source(WeightSource):
         if bool(is_damaged.any()):
             row, group = is_damaged.nonzero()[0].tolist()
             place = f"expert {expert}, row {rows.start + row * (rows.step or 1)}, group {group}"
+            scales = self._stored.tensors[name + _SCALES]
             raise CheckpointError(
-                f"{self.tensors[name].file}: {name}{_SCALES} has the byte {int(exponents[row, group])} for {place}: the scale "
+                f"{scales.file}: {scales.stored_name} has the byte {int(exponents[row, group])} for {place}: the scale "
                 f"is NaN (255) or above 2 ** {MOST_EXPONENT - 127}; the file is damaged, download it again"
             )
         return mxfp4_weight(unpack_nibbles(blocks[0, :: rows.step].flatten(1)), exponents)

@@ -30,7 +30,13 @@ def open_source(model_config: ModelConfig) -> WeightSource:
     dtype = getattr(torch, model_config.dtype)
     if weight_format in MAY_HAVE_FP8:
         quantization = model_config.quantization.layers
-        source = Float8Source(source, architecture.weight_blocks, dtype, quantization=quantization)
+        source = Float8Source(
+            source,
+            architecture.weight_blocks,
+            dtype,
+            quantization=quantization,
+            has_other_formats=not becomes_floats(weight_format),
+        )
     if weight_format == MXFP4:
         source = Mxfp4Source(source, dtype if keeps_names else None)
     elif not becomes_floats(weight_format):

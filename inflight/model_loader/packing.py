@@ -29,14 +29,18 @@ class PackedLayout(ABC):
     adds the module's name.
 
     Attributes:
-        marker: the suffix of a tensor that only quantized modules have.
-        required: the suffixes that a quantized module must have, `marker` among them.
+        values: the suffixes that the tensor of the integers may have.
+        required: the suffixes that a quantized module must have.
         suffixes: all suffixes that a quantized module can have.
     """
 
-    marker: str
+    values: tuple[str, ...]
     required: tuple[str, ...]
     suffixes: tuple[str, ...]
+
+    def lacking(self, parts: Mapping[str, StoredTensor]) -> list[str]:
+        """The suffixes of tensors without which the module has no weight."""
+        return [suffix for suffix in self.required if suffix not in parts]
 
     @abstractmethod
     def weight_shape(self, parts: Mapping[str, StoredTensor], read: ReadTensor) -> tuple[int, int]:

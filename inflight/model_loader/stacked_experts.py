@@ -6,13 +6,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from inflight.errors import CheckpointError
 from inflight.kernels.quantized_weight import QuantizedWeight
-from inflight.model_loader.weight_source import ReadPart, ShardSlices, StoredTensor, WeightSource
+from inflight.model_loader.weight_source import ReadPart, ShardSlices, WeightSource
 
 _EXPERTS = ".mlp.experts."
 _EITHER = "either."  # the shapes of two tensors say whether their rows are the usual ones
@@ -88,6 +88,7 @@ class StackedExperts(WeightSource):
         self.tensors = dict(stored.tensors)
         self.notice = stored.notice
         self.bits_in_memory = stored.bits_in_memory
+        self.name_in_file = stored.name_in_file
         unlisted = set(stored.unlisted)
         for name in stored.tensors:
             layer, _, stacked = name.partition(_EXPERTS)
@@ -114,10 +115,10 @@ class StackedExperts(WeightSource):
         tensor = self.tensors.pop(name)
         sizes = dict(zip(stack.dimensions, tensor.shape[1:], strict=False))
         if len(tensor.shape) != 1 + len(stack.dimensions) or sizes[_ROWS] % len(stack.projections):
-            raise CheckpointError(f"{name} in {tensor.file} has shape {list(tensor.shape)}; it should be {stack}")
+            raise CheckpointError(f"{tensor.place(name)} has shape {list(tensor.shape)}; it should be {stack}")
         columns = (sizes[_COLUMNS],) if _COLUMNS in sizes else ()
         if tensor.is_quantized and not columns:
-            raise CheckpointError(f"{name} in {tensor.file} is {tensor.dtype}; biases should be floats")
+            raise CheckpointError(f"{tensor.place(name)} is {tensor.dtype}; biases should be floats")
         kind = "weight" if columns else "bias"
         places = stack.places(sizes[_ROWS])
         found = []
@@ -125,10 +126,12 @@ class StackedExperts(WeightSource):
             for projection, rows in zip(stack.projections, places, strict=True):
                 weight = f"{prefix}{expert}.{projection}.{kind}"
                 if weight in self.tensors:
-                    other = f"in {self._places[weight].name}" if weight in self._places else "a tensor of its own"
-                    raise CheckpointError(f"{weight} is both in {name} and {other} in {tensor.file}")
-                shape = len(rows), *columns
-                self.tensors[weight] = StoredTensor(tensor.file, shape, tensor.dtype, tensor.is_quantized)
+                    other = self.tensors[weight]
+                    raise CheckpointError(
+                        f"{weight} of the model is there twice: {tensor.stored_name} in {tensor.file}, and "
+                        f"{other.stored_name} in {other.file}; remove one"
+                    )
+                self.tensors[weight] = replace(tensor, shape=(len(rows), *columns))
                 self._places[weight] = _Place(name, stack, expert, rows)
                 found.append(weight)
         return found

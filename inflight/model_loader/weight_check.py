@@ -1,9 +1,11 @@
 """`check_weights`: compares the names, shapes and dtypes in a checkpoint's headers with those that the model needs."""
 
 import re
+from collections.abc import Collection
 
 from inflight.errors import CheckpointError
-from inflight.model_loader.weight_source import WeightSource
+from inflight.model_loader.stored_names import MissingNames
+from inflight.model_loader.weight_source import StoredTensor, WeightSource
 from inflight.models.causal_lm import CausalLM
 from inflight.models.vision.tower import hint_at_tower
 
@@ -24,9 +26,6 @@ def check_weights(source: WeightSource, model: CausalLM) -> list[str]:
     """
     slots = {name: slot for prefix, unit in model.load_units() for name, slot in unit.weight_slots(prefix)}
     missing = [name for name in slots if name not in source.tensors]
-    if missing:
-        hint = hint_at_tower(missing, model.tower) or _hint_at_quantization(source)
-        raise CheckpointError(f"the checkpoint lacks {list_names(missing)}{hint}")
     extra = [
         name
         for name in source.tensors
@@ -34,22 +33,58 @@ def check_weights(source: WeightSource, model: CausalLM) -> list[str]:
     ]
     unlisted = [name for name in extra if name in source.unlisted]
     extra = [name for name in extra if name not in source.unlisted]
+    if missing:
+        hint = hint_at_tower(missing, model.tower) or _hint_at_others(source, extra) or _hint_at_quantization(source)
+        raise CheckpointError(f"the checkpoint lacks {list_names(_missing_in_files(source, missing))}{hint}")
     if extra:
         raise CheckpointError(
-            f"the checkpoint has weights that config.json does not account for: {list_names(extra)} (in "
-            f"{source.tensors[extra[0]].file}); leaving them out would change the result{_hint_at_quantization(source)}"
+            f"the checkpoint has weights that {_config_of(source.tensors[extra[0]])} does not account for: "
+            f"{list_names(_extra_in_files(source, extra, slots))} (in {source.tensors[extra[0]].file}); leaving them out would "
+            f"change the result{_hint_at_quantization(source)}"
         )
     for name, slot in slots.items():
         stored = source.tensors[name]
         if stored.shape != slot.shape:
             raise CheckpointError(
-                f"{name} in {stored.file} has shape {list(stored.shape)}, but config.json asks for {list(slot.shape)}"
+                f"{stored.place(name)} has shape {list(stored.shape)}, but {_config_of(stored)} asks for {list(slot.shape)}"
             )
         if not stored.is_quantized and stored.dtype not in _FLOAT_DTYPES:
             raise CheckpointError(
-                f"{name} in {stored.file} is stored as {stored.dtype}; only {', '.join(_FLOAT_DTYPES)} are supported"
+                f"{stored.place(name)} is stored as {stored.dtype}; only {', '.join(_FLOAT_DTYPES)} are supported"
             )
     return unlisted
+
+
+def _config_of(stored: StoredTensor) -> str:
+    """What says which shapes the model has."""
+    return "its metadata" if stored.file.suffix == ".gguf" else "config.json"
+
+
+def _missing_in_files(source: WeightSource, missing: list[str]) -> list[str]:
+    """The names in the files of what is missing. If it is a part of a tensor that is there, its own name is added."""
+    names = MissingNames(source)
+    there = {tensor.stored_name for tensor in source.tensors.values()}
+    found: dict[str, None] = {}
+    for name in missing:
+        stored = names.find(name)
+        found[f"{name} of {stored}" if stored in there else stored] = None
+    return list(found)
+
+
+def _extra_in_files(source: WeightSource, extra: list[str], needed: Collection[str]) -> list[str]:
+    """The same of what the model does not need."""
+    used = {tensor.stored_name for name, tensor in source.tensors.items() if name in needed}
+    found: dict[str, None] = {}
+    for name in extra:
+        stored = source.tensors[name].stored_name
+        found[f"{name} of {stored}" if stored in used else stored] = None
+    return list(found)
+
+
+def _hint_at_others(source: WeightSource, extra: list[str]) -> str:
+    names = list(dict.fromkeys(source.tensors[name].stored_name for name in extra))
+    is_quantized = any(_OF_QUANTIZED.search(name) for name in names)
+    return f"; the model does not know {list_names(names)}, which it has" if names and not is_quantized else ""
 
 
 def _hint_at_quantization(source: WeightSource) -> str:

@@ -1,7 +1,7 @@
 """`WeightSource`: the interface of checkpoints. In every file format, it shows weights under the model's names and shapes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +16,24 @@ ShardSlices = tuple[slice, ...]  # this rank's shard of a tensor: `slice(start, 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor's file, shape and dtype, as the header of the file gives them.
+    """A tensor's file, name, shape and dtype, as the header of the file gives them.
 
+    `stored_name` is the name in the file, for messages: that of the integers if the file has several tensors for the weight,
+    and that of the whole tensor if the weight is a part of it.
     `shape` is the shape of the weight, even if its integers are packed. `dtype` is the file format's name of a dtype ("BF16",
     "F32", "I8", ...), or the layout of a quantized weight ("gptq", "Q4_0", ...).
     """
 
     file: Path
+    stored_name: str
     shape: tuple[int, ...]
     dtype: str
     is_quantized: bool = False
+
+    def place(self, name: str) -> str:
+        """For messages: the name in the file, the file and, if it differs, the name in the model, which is `name`."""
+        of_model = "" if name == self.stored_name else f" ({name} of the model)"
+        return f"{self.stored_name} in {self.file}{of_model}"
 
 
 class ReadPart(Protocol):
@@ -50,12 +58,14 @@ class WeightSource(ABC):
         bits_in_memory: the fewest bits that a weight of a linear layer will have, without scales, on average; None if this is
             not known before the weights are read.
         notice: what a user should know about memory before the weights are read.
+        name_in_file: what a tensor of the model would be called in the files, for messages about tensors that are missing.
     """
 
     tensors: dict[str, StoredTensor]
     unlisted: Collection[str] = ()
     bits_in_memory: float | None = None
     notice: str | None = None
+    name_in_file: Callable[[str], str] = staticmethod(str)
 
     @abstractmethod
     def open(self) -> AbstractContextManager[ReadPart]:

@@ -60,6 +60,7 @@ EDGES = {
         *("config/gguf_*.py", "config/safetensors_file.py", "config/stored_*.py", "config/weight_format.py"),
         *("config/separate_quantization.py", "model_loader/gguf_*.py", "model_loader/gptq.py"),
         *("model_loader/stacked_experts.py", "model_loader/float8*.py", "model_loader/open_source.py"),
+        "model_loader/stored_names.py",
         "model_loader/mxfp4*.py",
         *("model_loader/compressed_tensors.py", "model_loader/pack*.py", "tokenizer/gguf_*.py"),
     ),
@@ -133,7 +134,9 @@ EDGES = {
         *("engine/process/remote_replica.py", "engine/process/head_links.py", "kv_cache/*_names.py"),
     ),
     "ranks that others start": ("executor/ray_*.py", "executor/external_launcher.py", "distributed/launcher.py"),
-    "what is refused before weights are read": ("config/weight_room.py", "config/replica_conflicts.py"),
+    "what is refused before weights are read": (
+        *("config/weight_room.py", "config/replica_conflicts.py", "model_loader/weight_check.py"),
+    ),
     "what describes a run": (
         *(
             "scheduler/integrity.py",

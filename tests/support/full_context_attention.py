@@ -63,7 +63,7 @@ def load(
         architecture=architecture or parse_architecture(read_model_config(folder)),
         dtype="float32",
         max_model_len=64,
-        load_format="safetensors",
+        load_format="gguf" if folder.is_file() else "safetensors",
         seed=0,
         fingerprint="",
         quantization=quantization or QuantizationConfig(),

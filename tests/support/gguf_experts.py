@@ -91,7 +91,15 @@ def write_mixture(
     apart: bool = False,
     metadata: Mapping[str, Any] | None = None,
 ) -> tuple[Path, Path]:
-    """(a folder with plain weights, a GGUF file of the same model).
+    """(a folder with plain weights, a GGUF file of the same model). The other arguments are those of `make_mixture`."""
+    plain, keys, tensors = make_mixture(folder, architecture, types, merged=merged, apart=apart)
+    return plain, write_gguf(folder / "model.gguf", {**keys, **(metadata or {})}, tensors)
+
+
+def make_mixture(
+    folder: Path, architecture: str, types: Mapping[str, str] = TYPES, *, merged: bool = False, apart: bool = False
+) -> tuple[Path, dict[str, Any], dict[str, Stored]]:
+    """(a folder with plain weights, the metadata and the tensors of a GGUF file of the same model).
 
     Args:
         types: of matrices; those not named are F32.
@@ -131,8 +139,7 @@ def write_mixture(
         as_read = store(whole, as_stored[0] if whole.endswith(_ONE_ROW) else as_stored)
         weights[name] = (deinterleave(as_read, 64) if is_interleaved else as_read).view(weight.shape).contiguous()
     save_file(weights, plain / "model.safetensors", {"format": "pt"})
-    keys = {**_metadata(architecture, config), **(metadata or {})}
-    return plain, write_gguf(folder / "model.gguf", keys, tensors)
+    return plain, _metadata(architecture, config), tensors
 
 
 def put_weights(plain: Path, architecture: str, stored: Mapping[str, Tensor]) -> None:

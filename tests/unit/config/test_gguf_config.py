@@ -248,12 +248,12 @@ def test_what_tensors_say(tmp_path: Path) -> None:
     names = ("tie_word_embeddings", "attention_bias", "mlp_bias", "dtype")
     cases: list[tuple[dict[str, torch.Tensor], tuple[bool, bool, bool, str]]] = [
         ({}, (True, False, False, "bfloat16")),
-        ({"output.weight": torch.ones(2, 4)}, (False, False, False, "bfloat16")),
+        ({"output.weight": torch.ones(5, 4)}, (False, False, False, "bfloat16")),
         ({"blk.0.attn_q.bias": torch.ones(4), "blk.0.attn_q.weight": torch.ones(2, 4)}, (True, True, False, "float32")),
         ({"blk.0.ffn_down.bias": torch.ones(4)}, (True, False, True, "bfloat16")),
         ({"blk.0.ffn_down.weight": torch.ones(2, 4, dtype=torch.float16)}, (True, False, False, "float16")),
         ({"blk.0.attn_q.weight": torch.ones(2, 4, dtype=torch.bfloat16)}, (True, False, False, "bfloat16")),
     ]
     for tensors, expected in cases:
-        config = config_of(tmp_path, {}, **tensors)
+        config = config_of(tmp_path, {}, **{"token_embd.weight": torch.ones(5, 4)}, **tensors)
         assert tuple(config[name] for name in names) == expected

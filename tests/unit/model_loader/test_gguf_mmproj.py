@@ -87,7 +87,7 @@ def test_parts_of_a_tensor(tmp_path: Path) -> None:
         ({"v.position_embd.weight": (48, 64)}, r"model\.visual\.pos_embed\.weight .* has shape \[48, 64\]"),
         ({"v.deepstack.1.fc1.weight": (256, 256)}, r"v\.deepstack\.1\.fc1\.weight"),  # of a layer without features
         ({"v.patch_embd.weight.1": (64, 3, 4, 5)}, "shapes or types differ"),
-        ({"v.blk.0.attn_q.weight": (64, 64)}, r"model\.visual\.blocks\.0\.attn\.q\.weight"),
+        ({"v.blk.0.attn_q.weight": (64, 64)}, r"has v\.blk\.0\.attn_q\.weight, but queries, keys and values"),
     ],
 )
 def test_a_file_with_other_tensors_is_refused(

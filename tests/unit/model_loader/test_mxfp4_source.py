@@ -124,20 +124,24 @@ def test_a_weight_in_both_forms_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("without", "added", "message"),
     [
-        ("gate_up_proj_scales", {}, r"gate_up_proj_blocks is stored, but .*gate_up_proj_scales is missing"),
-        ("down_proj_blocks", {}, r"down_proj_scales is stored, but .*down_proj_blocks is missing"),
+        ("gate_up_proj_scales", {}, r"gate_up_proj_blocks is in .*, but .*gate_up_proj_scales is missing"),
+        ("down_proj_blocks", {}, r"down_proj_scales is in .*, but .*down_proj_blocks is missing"),
         (
             "-",
             {"down_proj": torch.ones(4, 96, 64)},
-            r"is both in .*alternating\.down_proj and in .*transposed\.down_proj",
+            r"there twice: .*experts\.down_proj_blocks in .*, and .*experts\.down_proj in ",
         ),
         (
             "-",
             {"down_proj_scales": torch.ones(4, 64, 2, dtype=torch.uint8)},
-            r"found U8 \[4, 64, 3, 16\] and U8 \[4, 64, 2\]",
+            r"found .*_blocks U8 \[4, 64, 3, 16\] and .*_scales U8 \[4, 64, 2\]",
         ),
-        ("-", {"down_proj_scales": torch.ones(4, 64, 3)}, r"found U8 \[4, 64, 3, 16\] and F32 \[4, 64, 3\]"),
-        ("-", {"down_proj_blocks": torch.ones(64, 3, 16, dtype=torch.uint8)}, r"found U8 \[64, 3, 16\]"),
+        (
+            "-",
+            {"down_proj_scales": torch.ones(4, 64, 3)},
+            r"_blocks U8 \[4, 64, 3, 16\] and .*_scales F32 \[4, 64, 3\]",
+        ),
+        ("-", {"down_proj_blocks": torch.ones(64, 3, 16, dtype=torch.uint8)}, r"found .*_blocks U8 \[64, 3, 16\]"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(

@@ -197,7 +197,7 @@ I32 = torch.int32
 @pytest.mark.parametrize(
     ("weight_format", "pack", "spoil", "words"),
     [
-        (GPTQ, gptq, change(qzeros=None), ["lacks qzeros"]),
+        (GPTQ, gptq, change(qzeros=None), ["lacks model.layers.0.mlp.up_proj.qzeros"]),
         (GPTQ, gptq, change(weight=torch.ones(2, 2)), ["twice"]),
         (GPTQ, gptq, change(scales=torch.ones(2, 47)), ["bits", "scales F32 [2, 47]"]),
         (GPTQ, gptq, change(scales=torch.ones(3, 48)), ["qzeros should be I32 [3, 6]"]),
@@ -212,7 +212,7 @@ I32 = torch.int32
         (AWQ, awq, change(qzeros=torch.zeros(2, 7, dtype=I32)), ["qzeros should be I32 [2, 6]"]),
         (AWQ, awq, change(qweight=torch.zeros(64, 6)), ["qweight should be I32"]),
         (AWQ, awq, change(scales=torch.ones(3, 48), qzeros=torch.zeros(3, 6, dtype=I32)), ["divided into 3 equal groups"]),
-        (COMPRESSED_TENSORS, pack_quantized, change(weight_packed=None), ["either weight, or weight_packed"]),
+        (COMPRESSED_TENSORS, pack_quantized, change(weight_packed=None), ["lacks model.layers.0.mlp.up_proj.weight_packed"]),
         (COMPRESSED_TENSORS, pack_quantized, change(weight_shape=None), ["weight_shape"]),
         (COMPRESSED_TENSORS, pack_quantized, change(weight_shape=torch.tensor([48, 70])), ["neither 4 nor 8 bits"]),
         (COMPRESSED_TENSORS, pack_quantized, change(weight_shape=torch.tensor([-48, -64])), ["not be empty"]),

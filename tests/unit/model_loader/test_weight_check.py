@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,11 @@ class Played:
 class Source:
     def __init__(self, tensors: dict[str, StoredTensor], unlisted: set[str]) -> None:
         self.tensors, self.unlisted = tensors, unlisted
+        self.name_in_file: Callable[[str], str] = str
 
 
 def stored(shape: tuple[int, ...] = (2, 3), dtype: str = "BF16", *, is_quantized: bool = False) -> StoredTensor:
-    return StoredTensor(FILE, shape, dtype, is_quantized)
+    return StoredTensor(FILE, "", shape, dtype, is_quantized)
 
 
 def checked(
@@ -52,7 +54,8 @@ def checked(
 ) -> list[str]:
     """Of a checkpoint that is right, but for `more` and the tensor `without`."""
     tensors = {name: stored(shape) for name, shape in NEEDED.items() if name != without} | (more or {})
-    source: Any = Source(tensors, unlisted or set())
+    named = {name: replace(tensor, stored_name=tensor.stored_name or name) for name, tensor in tensors.items()}
+    source: Any = Source(named, unlisted or set())
     model: Any = Played(NEEDED)
     return check_weights(source, model)
 
