@@ -112,7 +112,7 @@ def comparison(pooler: PoolerSpec) -> tuple[str, Callable[[Float32Array, Float32
         return "embed", dot if pooler.is_head_before else cosine
     if "token_embed" in pooler.tasks:
         return "token_embed", max_sim
-    raise InvalidRequestError(NO_PAIRS)
+    raise InvalidRequestError(NO_PAIRS, "task")
 
 
 def cosine(one: Float32Array, other: Float32Array) -> float:

@@ -98,7 +98,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "one by one": {"max_num_seqs": 1},
     "chunks": {"max_num_batched_tokens": 16},
     "no prefix cache": {"enable_prefix_caching": False},
-    "preempted": {
+    "little room": {
         "max_num_batched_tokens": 16,
         "kv_cache_memory_bytes": 12 * 16 * 3 * 2 * 2 * 16 * 4,
         "max_model_len": 160,
@@ -126,29 +126,74 @@ def test_vectors_are_those_of_transformers(
             )
             for output, theirs in zip(of_tokens, truth["ALL"], strict=True):
                 np.testing.assert_allclose(output.outputs.data, theirs, atol=1e-5)
+            stats = llm.llm_engine.core.scheduler.stats
+            # the other types compute all tokens, and those of a prompt are computed in queue order
+            assert (stats.num_hit_tokens > 0) == (pooling_type == LAST and schedule != "no prefix cache")
 
 
 def test_a_vector_is_the_same_alone_and_in_any_company(tmp_path: Path) -> None:
     """Bit for bit, as `batch_invariant` promises; beside chats, and in chunks."""
     save(AutoModelForCausalLM, qwen3(), tmp_path)
     greedy = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, detokenize=False)
-    for pooling_type in (LAST, MEAN):
+    of_tokens = PoolingParams(task="token_embed")
+    for pooling_type in (CLS, LAST, MEAN, MAX):
         config = {"pooling_type": pooling_type}
         with engine(tmp_path, pooler_config=config, batch_invariant=True) as llm:
             together = embeddings(llm)
+            each_token = [
+                each.outputs.data for each in llm.encode(prompts(), pooling_task="token_embed", use_tqdm=False)
+            ]
             alone = [np.array(llm.embed([prompt], use_tqdm=False)[0].outputs.embedding) for prompt in prompts()]
             texts = [tuple(each.outputs[0].token_ids) for each in llm.generate(prompts(), greedy, use_tqdm=False)]
         with engine(tmp_path, pooler_config=config, batch_invariant=True, max_num_batched_tokens=16) as llm:
             for index, prompt in enumerate(prompts()):
                 llm.llm_engine.add_request(f"chat{index}", prompt, greedy)
                 llm.llm_engine.add_request(f"vector{index}", prompt, PoolingParams())
+                llm.llm_engine.add_request(f"tokens{index}", prompt, of_tokens)
             found = {}
             while llm.llm_engine.has_unfinished_requests():
                 found |= {output.request_id: output for output in llm.llm_engine.step() if output.finished}
         mixed = [found[f"vector{index}"].parts["pooling"][0] for index in range(len(LENGTHS))]
         assert [tuple(found[f"chat{index}"].outputs[0].token_ids) for index in range(len(LENGTHS))] == texts
+        for index, rows in enumerate(each_token):
+            assert np.array_equal(rows, found[f"tokens{index}"].parts["pooling"])
         for one, two, three in zip(together, alone, mixed, strict=True):
             assert np.array_equal(one, two) and np.array_equal(one, three), pooling_type
+
+
+@pytest.mark.parametrize("pooling_type", [CLS, LAST, MEAN, MAX])
+def test_a_request_that_is_preempted_makes_its_vector_again(tmp_path: Path, pooling_type: str) -> None:
+    """Chats that grow take its blocks while its prompt is computed in chunks."""
+    save(AutoModelForCausalLM, qwen3(), tmp_path)
+    prompt, chat = prompts()[6], prompts()[5]
+    greedy = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, detokenize=False)
+    config = {"pooling_type": pooling_type}
+    with engine(tmp_path, pooler_config=config) as llm:
+        vector = llm.embed([prompt], use_tqdm=False)[0].outputs.embedding
+        [rows] = llm.encode([prompt], pooling_task="token_embed", use_tqdm=False)
+        [text] = llm.generate([chat], greedy, use_tqdm=False)
+    room = {"kv_cache_memory_bytes": 26 * 16 * 3 * 2 * 2 * 16 * 4, "max_model_len": 160, "max_num_batched_tokens": 16}
+    victims: list[str] = []
+    with engine(tmp_path, pooler_config=config, enable_prefix_caching=False, **room) as llm:
+        scheduler: Any = llm.llm_engine.core.scheduler  # Any: a method is replaced
+        requeue = scheduler._requeue
+
+        def noted(victim: Any) -> None:  # Any: a request of the scheduler
+            victims.append(victim.request_id)
+            requeue(victim)
+
+        scheduler._requeue = noted
+        for index in range(4):
+            llm.llm_engine.add_request(f"chat{index}", chat, greedy)
+        llm.llm_engine.add_request("vector", prompt, PoolingParams())
+        llm.llm_engine.add_request("tokens", prompt, PoolingParams(task="token_embed"))
+        found = {}
+        while llm.llm_engine.has_unfinished_requests():
+            found |= {output.request_id: output for output in llm.llm_engine.step() if output.finished}
+    assert any("vector" in victim for victim in victims) or any("tokens" in victim for victim in victims)
+    np.testing.assert_allclose(found["vector"].parts["pooling"][0], vector, atol=2e-6)
+    np.testing.assert_allclose(found["tokens"].parts["pooling"], rows.outputs.data, atol=2e-6)
+    assert [found[f"chat{index}"].outputs[0].token_ids for index in range(4)] == [text.outputs[0].token_ids] * 4
 
 
 @pytest.mark.parametrize("problem", [None, "regression", "multi_label_classification"])

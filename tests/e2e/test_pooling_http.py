@@ -119,7 +119,7 @@ LONG = "a dog " * 400
             "shorten it, or let it be cut",
         ),
         ("/v1/embeddings", {"input": "a", "input_type": "nix"}, "input_type", "input_type='nix'"),
-        ("/classify", {"input": "a"}, None, "task='classify' is not what this model does"),
+        ("/classify", {"input": "a"}, "model", "task='classify' is not what this model does"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["a"]}, "text_1", "2 texts and text_2 has 1"),
         ("/score", {"text_1": "a"}, "text_2", "is missing"),
         ("/rerank", {"query": "a", "documents": []}, "documents", ""),

@@ -127,7 +127,7 @@ class InputProcessor:
             return prompt_request(request_id, text, token_ids, cache_salt, names, part, arrival_time, options)
         if self.config.model.architecture.pooler is not None:
             tasks = " and ".join(self.config.model.pooler.tasks)
-            raise InvalidRequestError(f"this model generates no text; it does {tasks}")
+            raise InvalidRequestError(f"this model generates no text; it does {tasks}", "task")
         text, token_ids, cache_salt = self._read_prompt(prompt, options)
         room = self._max_model_len - len(token_ids)
         # a copy, because the caller may change its object later

@@ -17,6 +17,7 @@ from inflight.errors import InvalidRequestError, TokenizerError
 from inflight.structured_outputs_params import CONSTRAINTS
 
 PROMPT, MESSAGES, TOOLS = "prompt", "messages", "tools"
+TASK, MODEL = "task", "model"  # the endpoint says the task, and the request names a model that does not do it
 OPTIONS = "options."  # some clients have fields in an object of this name, whatever API they use
 TEXT_FORM = "response_format"  # the engine's word for a form of the text that is not strict
 _OF_TEXT_FORM = {
@@ -97,6 +98,8 @@ class FieldNames:
         if name in _OF_TEXT_FORM:
             return self._text_form or (TOOLS if self._has(TOOLS) else None)
         where = next((each for each in ("", OPTIONS) if self._has(each + name)), None)
+        if where is None and name == TASK:
+            return MODEL
         return None if where is None else where + name + _KEY.sub(r".\1", path)
 
     def _function(self, number: int) -> str:

@@ -72,12 +72,36 @@ def test_a_failed_text_ends_all_of_its_request() -> None:
         assert api.core.sequences[2].request_id in api.core.aborted
 
 
-def test_a_vector_that_is_not_finite_is_an_error_of_its_request() -> None:
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["x", "y"]}),
+        ("/pooling", {"input": ["x", "y"]}),
+        ("/v2/embed", {"texts": ["x", "y"]}),
+        ("/score", {"text_1": "x", "text_2": ["a", "b"]}),
+        ("/v1/score", {"text_1": "x", "text_2": ["a", "b"]}),
+        ("/rerank", {"query": "x", "documents": ["a", "b"]}),
+        ("/v2/rerank", {"query": "x", "documents": ["a", "b"]}),
+        ("/api/embed", {"model": MODEL, "input": ["x", "y"]}),
+        ("/api/embeddings", {"model": MODEL, "prompt": "x"}),
+    ],
+)
+def test_a_vector_that_is_not_finite_is_an_error_of_its_request_alone(path: str, body: dict[str, Any]) -> None:
+    """Another request runs beside it."""
     with serving() as api:
+        api.core.held = True
+        wrong = api.open(path, body)
+        wrong.until(lambda: len(api.core.sequences) > 0)
+        num_wrong = len(api.core.sequences)
+        beside = api.open("/v1/embeddings", {"input": "beside"})
+        beside.until(lambda: len(api.core.sequences) == num_wrong + 1)
+        api.core._pool(num_wrong)
         api.core.vector = (math.nan, 1.0)
-        assert api.post("/v1/embeddings", {"input": "x"}).status == 500
-        api.core.vector = (3.0, 4.0)
-        assert api.post("/v1/embeddings", {"input": "x"}).status == 200
+        for index in range(num_wrong):
+            api.core._pool(index)
+        for exchange in (wrong, beside):
+            exchange.until(lambda exchange=exchange: exchange.answer.is_over)  # type: ignore[misc]
+        assert (wrong.answer.status, beside.answer.status) == (500, 200)
 
 
 def test_a_request_with_many_texts_gives_its_turn_to_others() -> None:
