@@ -1,12 +1,17 @@
-"""A draft model at batch 1, at given rates of acceptance: with drafts and without, in turns; the tokens must be equal.
+"""A draft model at given rates of acceptance: with drafts and without, in turns; the tokens must be equal.
 
     python -m benchmarks.draft_model [--model qwen3-0.6b] [--layers 4] [--quantization int8] [--drafts 4] [--rates 1 0.8 0.6]
+                                     [--batches 1 8 32]
 
 Models with random weights never agree, so the acceptance is scripted: the draft model computes each draft in its usual time,
 and then the draft is exchanged: for the right token with the probability of the rate, otherwise for a wrong one. So the speeds
 are those of two trained models that agree so often. The draft model is the first layers of the served model, with its head.
 
+A batch is so many streams with the same prompt, each computed for itself.
+
+    tokens a step    of one stream
     share of bound   the time of the steps' computations / the whole time: 1 if nothing waits between them
+    p99 gap          the 99th percentile of the time between two steps that give tokens: with drafts / without
 """
 
 from __future__ import annotations
@@ -53,10 +58,23 @@ class Script:
 
 @dataclass
 class Run:
-    token_ids: list[int]
+    token_ids: list[list[int]]  # of each stream
     seconds: float
     computed: float  # seconds of the steps' forwards and draws
-    num_steps: int
+    gaps: list[float]  # seconds between the steps
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.token_ids))
+
+    @property
+    def tokens_a_step(self) -> float:
+        return len(self.token_ids[0]) / (1 + len(self.gaps))
+
+    @property
+    def longest_gap(self) -> float:
+        """The 99th percentile."""
+        return float(np.quantile(self.gaps, 0.99))
 
 
 def shortened(folder: Path, num_layers: int, into: Path) -> Path:
@@ -72,23 +90,49 @@ def shortened(folder: Path, num_layers: int, into: Path) -> Path:
     return into
 
 
-def run(llm: LLM, prompt: list[int], params: SamplingParams) -> Run:
+def run(llm: LLM, prompt: list[int], params: SamplingParams, batch: int = 1) -> Run:
     core = llm.llm_engine.core
     computed: list[float] = []
+    times: list[float] = []
     commit = core.scheduler.update_from_output
 
     def record(plan: Any, output: Any) -> Any:  # Any: as the scheduler's
         computed.append(output.compute_seconds)
+        if len(output.sampled_token_ids):
+            times.append(time.perf_counter())
         return commit(plan, output)
 
     core.scheduler.update_from_output = record  # type: ignore[method-assign]
     try:
         start = time.perf_counter()
-        (output,) = llm.generate([prompt], params, use_tqdm=False)
+        outputs = llm.generate([prompt] * batch, params, use_tqdm=False)
         seconds = time.perf_counter() - start
     finally:
         core.scheduler.update_from_output = commit  # type: ignore[method-assign]
-    return Run(output.outputs[0].token_ids, seconds, sum(computed), len(computed))
+    token_ids = [list(output.outputs[0].token_ids) for output in outputs]
+    return Run(token_ids, seconds, sum(computed), np.diff(times).tolist())
+
+
+def compare(
+    engines: tuple[LLM, LLM], prompt: list[int], params: SamplingParams, batch: int, rate: float, rounds: int
+) -> list[str]:
+    """A row of the table. `engines`: without drafts, and with."""
+    runs: tuple[list[Run], list[Run]] = ([], [])
+    for index in range(rounds + 1):  # the first is a warm-up
+        for which in (0, 1) if index % 2 else (1, 0):
+            runs[which].append(run(engines[which], prompt, params, batch))
+    assert all(each.token_ids == runs[0][0].token_ids for found in runs for each in found), "drafts changed a token"
+    free, drafted = (statistics.median(each.num_tokens / each.seconds for each in found[1:]) for found in runs)
+    a_step = statistics.median(each.tokens_a_step for each in runs[1][1:])
+    bound = statistics.median(each.computed / each.seconds for each in runs[1][1:])
+    gap = statistics.median(
+        on.longest_gap / off.longest_gap for off, on in zip(*(found[1:] for found in runs), strict=True)
+    )
+    emit(benchmark="draft_model", streams=batch, rate=rate, tokens_a_step=round(a_step, 2), free=round(free, 1),
+         drafted=round(drafted, 1), ratio=round(drafted / free, 3), share_of_bound=round(bound, 3), p99_gap=round(gap, 3),
+    )  # fmt: skip
+    ratios = [f"{drafted / free:.2f}", f"{bound:.2f}", f"{gap:.2f}"]
+    return [str(batch), f"{rate:g}", f"{a_step:.2f}", f"{free:.1f}", f"{drafted:.1f}", *ratios]
 
 
 def main() -> None:
@@ -98,6 +142,7 @@ def main() -> None:
     parser.add_argument("--quantization", help="of the draft model")
     parser.add_argument("--drafts", type=int, default=4, help="of a step [%(default)s]")
     parser.add_argument("--rates", type=float, nargs="+", default=[1.0, 0.8, 0.6], help="of acceptance [1 0.8 0.6]")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1], help="numbers of streams [1]")
     parser.add_argument("--rounds", type=int, default=3, help="[%(default)s]")
     parser.add_argument("--tokens", type=int, default=128, help="[%(default)s]")
     parser.add_argument("--dtype", default="bfloat16", help="[%(default)s]")
@@ -122,30 +167,29 @@ def main() -> None:
     params = SamplingParams(temperature=0.0, max_tokens=options.tokens, ignore_eos=True)
     off = LLM(str(folder), **shared)
     on = LLM(str(folder), speculative_config=drafting, **shared)
-    script = Script([*prompt, *run(off, prompt, params).token_ids])
+    script = Script([*prompt, *run(off, prompt, params).token_ids[0]])
     draw = DraftModel._draw
     DraftModel._draw = lambda self, logits, sampling, positions, sampler: script.exchange(  # type: ignore[method-assign]
         draw(self, logits, sampling, positions, sampler), positions
     )
     rows = []
-    for rate in options.rates:
-        script.rate = rate
-        runs: tuple[list[Run], list[Run]] = ([], [])
-        for index in range(options.rounds + 1):  # the first is a warm-up
-            for which in (0, 1) if index % 2 else (1, 0):
-                runs[which].append(run((off, on)[which], prompt, params))
-        assert all(each.token_ids == runs[0][0].token_ids for found in runs for each in found), "drafts changed a token"
-        free, drafted = (statistics.median(len(each.token_ids) / each.seconds for each in found[1:]) for found in runs)
-        a_step = statistics.median(len(each.token_ids) / each.num_steps for each in runs[1][1:])
-        bound = statistics.median(each.computed / each.seconds for each in runs[1][1:])
-        emit(benchmark="draft_model", rate=rate, tokens_a_step=round(a_step, 2), free=round(free, 1),
-             drafted=round(drafted, 1), ratio=round(drafted / free, 2), share_of_bound=round(bound, 3),
-        )  # fmt: skip
-        cells = [f"{rate:g}", f"{a_step:.2f}", f"{free:.1f}", f"{drafted:.1f}", f"{drafted / free:.2f}", f"{bound:.2f}"]
-        rows.append(cells)
+    for batch in options.batches:
+        for rate in options.rates:
+            script.rate = rate
+            rows.append(compare((off, on), prompt, params, batch, rate, options.rounds))
     off.close()
     on.close()
-    print_table(["acceptance", "tokens a step", "tokens/s", "with drafts", "ratio", "share of bound"], rows)
+    columns = [
+        "streams",
+        "acceptance",
+        "tokens a step",
+        "tokens/s",
+        "with drafts",
+        "ratio",
+        "share of bound",
+        "p99 gap",
+    ]
+    print_table(columns, rows)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,11 @@ _NAMES_IN_LAYER = {
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    # of the layer behind the last one, which predicts drafts
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.eh_proj": "eh_proj",
+    "nextn.shared_head_norm": "shared_head.norm",
 }
 # Tensors of all experts of a layer, which `StackedExperts` divides
 _STACKED = {
@@ -229,6 +234,8 @@ class GgufSource(WeightSource):
 def _mixer_of(name: str, architecture: ModelArchitecture) -> MixerSpec | None:
     found = _IN_LAYER.match(name)
     index = int(found[1]) if found else architecture.num_layers
+    if architecture.hidden_inputs is not None and found:
+        index = 0  # its only layer has the number of a layer behind the last one
     return architecture.layers[index].mixer if index < architecture.num_layers else None
 
 

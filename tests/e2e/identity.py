@@ -158,7 +158,7 @@ class Engines:
 
     def _tight_bytes(self, features: Features) -> int:
         ranks = make_groups(self._specs(features))
-        ahead = 0 if features.draft_model is None else features.num_drafts
+        ahead = features.num_drafts if features.draft_method not in ("ngram", "suffix") else 0
         blocks = blocks_per_sequence(
             ranks[0],
             num_tokens=self.max_model_len + ahead,

@@ -48,9 +48,11 @@ from tests.e2e.identity import (
     run_example,
 )
 from tests.support.covering_array import Row, covering_array
+from tests.support.eagle_models import write_head
 from tests.support.fakes_tokenizer import save_folder, trained
 from tests.support.image_chats import make_chat
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
+from tests.support.mtp_models import write_mtp_model
 from tests.support.vision_models import VISION_CONFIGS, write_vision_model
 from tests.support.vision_models import reference_model as reference_with_images
 from tests.support.waits import wait_until
@@ -124,6 +126,8 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 CELLS = covering_array(FACTORS, strength=3)[: None if FULL else NUM_ROWS]
 for cell in [cell for cell in CELLS if cell["drafts"] == "ngram"][::2]:  # both methods see tokens only
     cell["drafts"] = "suffix"
+for cell in [cell for cell in CELLS if cell["drafts"] == "draft_model"][::2]:  # these have weights and keys, too
+    cell["drafts"] = "mtp" if cell["model"] == "windows" else "eagle3"
 for cell in [cell for cell in CELLS if (cell["model"], cell["tp"]) == (IMAGES_AND_EXPERTS, 2)][::2]:
     cell["ep"] = True  # only the experts are divided in another way
 # an engine of processes takes seconds to start: one of every layout, with grammars and drafts
@@ -142,7 +146,8 @@ def name_of(cell: Row) -> str:
     return " ".join(name if value is True else f"{name}={value}" for name, value in shown.items())
 
 
-def features_of(cell: Row, draft_model: Path) -> Features:
+def features_of(cell: Row, drafters: dict[str, Path]) -> Features:
+    """`drafters`: method -> what `speculative_config` names as its model."""
     return Features(
         caching=bool(cell["cache"]),
         chunk=11 if cell["chunk"] else None,
@@ -154,7 +159,7 @@ def features_of(cell: Row, draft_model: Path) -> Features:
         expert_parallel=bool(cell.get("ep")),
         num_drafts=NUM_DRAFTS if cell["drafts"] else 0,
         draft_method=str(cell["drafts"] or "ngram"),
-        draft_model=draft_model if cell["drafts"] == "draft_model" else None,
+        draft_model=drafters.get(str(cell["drafts"])),
         resumed_at=(5, 12, 30, 60) if cell["resume"] else (),
         offloads=bool(cell["host pool"]),
     )
@@ -246,8 +251,11 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engi
             write_vision_model(config, folder, seed=1)
             made[name] = Engines(folder, block_size, reference_with_images, max_model_len=MAX_MODEL_LEN, shared=shared)
         else:
-            write_model(config, folder, seed=1)
+            write = write_mtp_model if name == "windows" else write_model
+            write(config, folder, seed=1)
             made[name] = Engines(folder, block_size, max_model_len=MAX_MODEL_LEN, shared=shared)
+        layers: dict[str, object] = {"eagle_aux_hidden_state_layer_ids": [0, 1]}
+        write_head(folder, folder.parent / "head", "eagle3", seed=1, num_captured=2, head_size=100, fields=layers)
         save_folder(folder, TOKENIZER)
     yield made
     for name, found in made.items():
@@ -262,7 +270,7 @@ def vision_of(engines: Engines) -> VisionSpec | None:
 def run_cell(made: dict[str, Engines], cell: Row, executor: str, num_examples: int) -> None:
     engines = made[str(cell["model"])]
     engines.arguments = {"distributed_executor_backend": executor}
-    features = features_of(cell, draft_model=made["full"].folder)
+    features = features_of(cell, {"draft_model": made["full"].folder, "eagle3": engines.folder.parent / "head"})
 
     @examples(num_examples, f"{executor} {name_of(cell)}")
     @given(events=schedules(cell, vision_of(engines)))
@@ -276,7 +284,7 @@ def run_cell(made: dict[str, Engines], cell: Row, executor: str, num_examples: i
 
 
 def test_the_rows_have_every_two_features_together() -> None:
-    names = [name for name in FACTORS if name != "drafts"]  # two of its values share the rows of one
+    names = [name for name in FACTORS if name != "drafts"]  # some of its values share the rows of one
     for one, other in itertools.combinations(names, 2):
         found = {(cell[one], cell[other]) for cell in CELLS}
         assert found == set(itertools.product(FACTORS[one], FACTORS[other])), (one, other)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
 from inflight import LLM, SamplingParams
@@ -24,6 +25,7 @@ from tests.support.drafts import (
     verify_all_drafts,
     without_drafts,
 )
+from tests.support.gguf_writer import write_file
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 from tests.support.mtp_models import MtpTruth, write_mtp_model
 
@@ -64,6 +66,21 @@ def test_drafts_have_the_logits_of_transformers(family: str, number: int, tmp_pa
     for proposal in found[:: max(1, len(found) // 6)]:
         expected = truth.logits(proposal.tokens, proposal.drafts[:-1])
         torch.testing.assert_close(proposal.logits, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["qwen35", "qwen35moe"])
+def test_drafts_of_a_gguf_file(case: str, tmp_path: Path) -> None:
+    """Numbers of recurrent layers, and norms, are rounded on their way into the file and back."""
+    plain, file = write_file(tmp_path, case, GGMLQuantizationType.F32, has_mtp=True)
+    truth = MtpTruth(plain)
+    with verify_all_drafts():
+        llm = LLM(str(file), **ARGUMENTS, speculative_config=MTP)
+    with llm, recorded() as found:
+        llm.generate(PROMPTS[:3], SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True), use_tqdm=False)
+    assert len(found) > 8
+    for proposal in found[:: len(found) // 6]:
+        expected = truth.logits(proposal.tokens, proposal.drafts[:-1])
+        torch.testing.assert_close(proposal.logits, expected, atol=5e-4, rtol=5e-4)
 
 
 @pytest.mark.parametrize("name", FOLLOWING)

@@ -34,6 +34,7 @@ from transformers import (
 )
 
 from tests.support.model_zoo import write_model
+from tests.support.mtp_models import write_mtp_model
 
 Numbers = dict[str, Tensor]  # name -> int64, of the shape of the tensor
 
@@ -277,6 +278,14 @@ _FLOATS = (
 )  # as the converter keeps them
 
 
+_OF_MTP = {
+    "mtp.fc.weight": "eh_proj",
+    "mtp.norm.weight": "shared_head_norm",
+    "mtp.pre_fc_norm_embedding.weight": "enorm",
+    "mtp.pre_fc_norm_hidden.weight": "hnorm",
+}
+
+
 def write_file(
     folder: Path,
     case: str,
@@ -284,6 +293,7 @@ def write_file(
     *,
     joins_keys_and_values: bool = False,
     change: Callable[[GGUFWriter], None] | None = None,
+    has_mtp: bool = False,
 ) -> tuple[Path, Path]:
     """(a folder with floats, a GGUF file with the same weights).
 
@@ -291,9 +301,10 @@ def write_file(
         kind: of matrices, except for those that the converter keeps in F32.
         joins_keys_and_values: as in files of deepseek2 before May 2025.
         change: called with the writer before the metadata is written.
+        has_mtp: with a layer that predicts drafts; of Qwen3.5.
     """
     architecture, config = CASES[case]
-    plain = write_model(config, folder / "plain", seed=6)
+    plain = (write_mtp_model if has_mtp else write_model)(config, folder / "plain", seed=6)
     weights = load_file(plain / "model.safetensors")
     values = torch.cat([weight.flatten() for weight in weights.values()])
     starts = torch.tensor([0, *(weight.numel() for weight in weights.values())]).cumsum(0).tolist()
@@ -303,6 +314,10 @@ def write_file(
     }
     writer = GGUFWriter(folder / "model.gguf", architecture)
     _add_metadata(writer, architecture, config, joins_keys_and_values)
+    if has_mtp:
+        writer.kv_data[0].pop(f"{architecture}.block_count")
+        writer.add_block_count(config.num_hidden_layers + 1)
+        writer.add_nextn_predict_layers(1)
     if change is not None:
         change(writer)
     for name, places in _stored(case, config, numbers, joins_keys_and_values).items():
@@ -329,7 +344,11 @@ def _stored(case: str, config: Any, given: Numbers, joins_keys_and_values: bool)
     architecture = CASES[case][0]
     found: Numbers = {}
     experts: dict[str, dict[int, Tensor]] = {}
-    for name, places in given.items():
+    for given_name, places in given.items():
+        name = given_name.replace("mtp.layers.0.", f"model.layers.{config.num_hidden_layers}.")
+        if name in _OF_MTP:
+            found[f"blk.{config.num_hidden_layers}.nextn.{_OF_MTP[name]}.weight"] = places
+            continue
         in_layer = _IN_LAYER.fullmatch(name)
         if in_layer is None:
             found[_OUTER[name]] = places

@@ -9,7 +9,7 @@ from inflight.config.families.expert_fields import drafting_layers
 from inflight.config.families.family import Family, partial_rotation
 from inflight.config.families.family_fields import FamilyFields, layers_with
 from inflight.config.families.qwen_vision import sections_from_gguf, with_sections, without_sections
-from inflight.config.hidden_inputs import NAMED_MTP
+from inflight.config.hidden_inputs import NAMED_MTP, numbered_mtp
 from inflight.config.mixers import HEAD, GatedDeltaSpec, MixerSpec
 from inflight.errors import UnsupportedModelError
 
@@ -33,8 +33,10 @@ def read_hybrid_mixers(fields: FamilyFields, *, is_grouped: bool = False, has_se
 
 
 def make_hybrid(fields: FamilyFields, layers: tuple[LayerSpec, ...]) -> ModelArchitecture:
-    unread = drafting_layers(fields) if fields.has("num_nextn_predict_layers") else ()  # of a GGUF file
-    return replace(fields.architecture(layers), norm_offset=1.0, unread=unread, mtp=NAMED_MTP)
+    model = replace(fields.architecture(layers), norm_offset=1.0, mtp=NAMED_MTP)
+    if not fields.has("num_nextn_predict_layers"):
+        return model
+    return replace(model, unread=drafting_layers(fields), mtp=numbered_mtp(fields.num_layers))  # of a GGUF file
 
 
 def _parse(fields: FamilyFields) -> ModelArchitecture:

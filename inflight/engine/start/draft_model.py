@@ -9,6 +9,7 @@ from pathlib import Path
 from inflight.config.architecture import TRANSFORMERS, ModelArchitecture
 from inflight.config.engine import EngineConfig, ModelConfig
 from inflight.config.engine_args import EngineArgs
+from inflight.config.gguf_parts import read_gguf
 from inflight.config.hidden_inputs import HiddenInputsSpec
 from inflight.config.safetensors_file import find_files, model_name, read_header
 from inflight.config.speculative import AUTO, DRAFT_MODEL, EAGLE, EAGLE3, MTP, SpeculativeConfig
@@ -83,8 +84,6 @@ def _mtp_problem(folder: Path, model: ModelArchitecture, load_format: str) -> st
         return f"{model.name} is computed by transformers' code, without such a layer"
     if model.mtp is None:
         return f"{model.name} is a family without such a layer, as far as Inflight knows"
-    if folder.is_file():
-        return f"Inflight reads such layers from safetensors, and {folder} is a GGUF file"
     return "" if load_format == "dummy" else _missing_mtp(folder, model, model.mtp)
 
 
@@ -113,13 +112,23 @@ def _with_mtp(config: EngineConfig) -> EngineConfig:
 
 def _missing_mtp(folder: Path, model: ModelArchitecture, spec: HiddenInputsSpec) -> str:
     """What is missing in the checkpoint; "" if the layer is there."""
-    names = {model_name(name, model.renames) for file in find_files(folder)[0] for name in read_header(file)}
+    if folder.is_file():
+        names = {_name_in_folder(name) for name in read_gguf(folder).tensors}
+    else:
+        names = {model_name(name, model.renames) for file in find_files(folder)[0] for name in read_header(file)}
     missing = [part for part in spec.parts if not any(name.startswith(f"{part}.") for name in names)]
     if not missing:
         return ""
     found = [part for part in spec.parts if part not in missing]
     others = f"only {', '.join(found)} of it" if found else "nothing of it"
     return f"the {len(names)} tensors of {folder} have {others}: {', '.join(missing)} are missing"
+
+
+def _name_in_folder(name: str) -> str:
+    """Of a tensor of a GGUF file, as far as it is one of `HiddenInputsSpec.parts`."""
+    for ours, theirs in (("model.layers.", "blk."), ("shared_head.norm", "nextn.shared_head_norm"), ("", "nextn.")):
+        name = name.replace(theirs, ours)
+    return name
 
 
 def _arguments(config: EngineConfig, args: EngineArgs, speculative: SpeculativeConfig) -> EngineArgs:
