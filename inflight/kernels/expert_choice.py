@@ -24,7 +24,8 @@ def choose_experts(
     Returns:
         The choices. The expert with the highest score for the choice comes first; of two experts with the same score the one
         with the lower index comes first. The same holds for groups. The last one is the shared expert, if there is one; its
-        index is `num_experts`.
+        index is `num_experts`. If a logit is NaN or +inf, or all are -inf, the weights of the token are NaN: no model chooses
+        by such numbers, so its request shall fail.
     """
     scores = scores_of(logits, spec)
     if choice_bias is not None:
@@ -66,6 +67,8 @@ def weigh(logits: Tensor, chosen: Tensor, spec: MoeSpec, expert_scale: Tensor | 
     weights = weights * spec.router.scale
     if expert_scale is not None:
         weights = weights * expert_scale[chosen]
+    is_defined = logits[:, : spec.num_experts].amax(-1, keepdim=True).isfinite()  # not if one is NaN
+    weights = weights.masked_fill(~is_defined, torch.nan)
     if spec.shared_size:
         gate = logits[:, spec.num_experts :].sigmoid() if spec.has_shared_gate else torch.ones_like(weights[:, :1])
         chosen = torch.cat([chosen, torch.full_like(chosen[:, :1], spec.num_experts)], dim=1)

@@ -102,7 +102,10 @@ void choose(const ExpertRouter& router, const float* given, Choice* choices) {
     std::copy(given, given + count, logits);
     write_scores(router, logits, count, scores);
     for (int64_t i = 0; i < count; i++) for_choice[i] = router.choice_bias ? scores[i] + router.choice_bias[i] : scores[i];
-    const bool has_nan = std::any_of(for_choice, for_choice + count, [](float score) { return std::isnan(score); });
+    const auto is_nan = [](float number) { return std::isnan(number); };
+    // no model chooses by such numbers: the logits of its request shall be NaN, so that it fails, alone
+    const bool is_undefined = std::any_of(for_choice, for_choice + count, is_nan) ||
+                              std::any_of(logits, logits + count, is_nan) || std::isinf(*std::max_element(logits, logits + count));
     if (router.num_groups > 1) take_other_groups(router, for_choice, is_taken);
     float total = 0;
     for (int64_t place = 0; place < router.top_k; place++) {
@@ -116,7 +119,7 @@ void choose(const ExpertRouter& router, const float* given, Choice* choices) {
         if (router.renormalizes) choices[place].weight /= total + router.sum_offset;
         choices[place].weight *= router.scale;
         if (router.expert_scale) choices[place].weight *= router.expert_scale[choices[place].expert];
-        if (has_nan) choices[place].weight = std::numeric_limits<float>::quiet_NaN();  // only this row's request fails
+        if (is_undefined) choices[place].weight = std::numeric_limits<float>::quiet_NaN();
     }
     const float weight = router.num_shared > 0 && router.has_shared_gate ? sigmoid_of(given[count]) : 1.0f;
     for (int64_t part = 0; part < router.num_shared; part++)

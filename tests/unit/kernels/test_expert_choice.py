@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
 from inflight.config.architecture import SIGMOID
-from inflight.config.experts import HIGHEST, SPARSE_MIXER, TWO_HIGHEST, MoeSpec, RouterSpec
+from inflight.config.experts import HIGHEST, SOFTMAX, SPARSE_MIXER, TWO_HIGHEST, MoeSpec, RouterSpec
 from inflight.kernels.expert_choice import choose_experts, compute_experts
 
 
@@ -126,6 +126,17 @@ def test_nan_stays_in_its_row() -> None:
     chosen, weights = chosen_and_weights(logits, spec())
     assert chosen[0] == [1, 3] and all(0 <= expert < 6 for expert in chosen[1])
     assert weights[0].isfinite().all() and weights[1].isnan().any()
+
+
+@pytest.mark.parametrize("scoring", [SOFTMAX, SIGMOID])
+def test_infinite_logits_give_no_weights(scoring: str) -> None:
+    logits = LOGITS.repeat(2, 1)
+    logits[1, 2] = torch.inf
+    logits[2] = -torch.inf
+    logits[3, 0] = -torch.inf  # one expert less
+    _, weights = chosen_and_weights(logits, spec(scoring=scoring))
+    assert weights.isnan().all(1).tolist() == [False, True, True, False]
+    assert weights[[0, 3]].isfinite().all()
 
 
 def test_a_sum_does_not_depend_on_other_tokens() -> None:

@@ -134,11 +134,12 @@ def test_nan_stays_in_its_row(name: str, router: RouterSpec) -> None:
     layer = Layer(name, spec_of(router=router), torch.float32, 32)
     hidden, logits = draw(1, 20, HIDDEN_SIZE), draw(2, 20, 7)
     _, clean = layer(hidden, logits)
-    logits[4, 2], hidden[9, 3] = torch.nan, torch.nan
+    logits[4, 2], hidden[9, 3], logits[11, 6], logits[12] = torch.nan, torch.nan, torch.inf, -torch.inf
     choices, found = layer(hidden, logits)
     assert ((choices[..., 0] >= 0) & (choices[..., 0] < 7)).all()
-    assert found[4].isnan().all() and found[9].isnan().all()
-    others = [row for row in range(20) if row not in (4, 9)]
+    spoilt = (4, 9, 11, 12)
+    assert all(found[row].isnan().all() for row in spoilt)
+    others = [row for row in range(20) if row not in spoilt]
     assert torch.equal(found[others], clean[others])
 
 
