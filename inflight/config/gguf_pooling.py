@@ -14,6 +14,8 @@ _NONE = 0
 _TYPES = {1: MEAN, 2: CLS, 3: LAST}
 # The layers for classes: one of the hidden size, and the last one
 _DENSE, _LAST = "cls", "cls.output"
+# Fields with which a model scores with the logits of two tokens, in the template of Qwen3-Reranker
+_QWEN3_RERANKER: dict[str, object] = {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
 
 
 def pooling_fields(file: GgufFile, family: Family, pooling_type: object) -> dict[str, object]:
@@ -27,7 +29,8 @@ def pooling_fields(file: GgufFile, family: Family, pooling_type: object) -> dict
     """
     base, _ = base_and_end(family.architecture)
     if any(name.startswith("cls.") for name in file.tensors):
-        return {"architectures": [f"{base}{FOR_SEQUENCES}"], **_classes(file, family)}
+        fields = _QWEN3_RERANKER if _is_qwen3_reranker(file, family) else _classes(file, family)
+        return {"architectures": [f"{base}{FOR_SEQUENCES}"], **fields}
     if pooling_type in (None, _NONE):
         return {}
     if pooling_type not in _TYPES:
@@ -38,6 +41,16 @@ def pooling_fields(file: GgufFile, family: Family, pooling_type: object) -> dict
         )
     assert isinstance(pooling_type, int)
     return {"architectures": [f"{base}Model"], "pooling_type": _TYPES[pooling_type]}
+
+
+def _is_qwen3_reranker(file: GgufFile, family: Family) -> bool:
+    """The converter copies the rows of "yes" and "no" of the head, and calls the classes so."""
+    return family.gguf_name == "qwen3" and _labels(file, family) == ["yes", "no"]
+
+
+def _labels(file: GgufFile, family: Family) -> list[str]:
+    stored = file.metadata.get(f"{family.gguf_name}.{LABELS}")
+    return file.read_strings(stored) if isinstance(stored, GgufStrings) else []
 
 
 def _classes(file: GgufFile, family: Family) -> dict[str, object]:
@@ -53,8 +66,7 @@ def _classes(file: GgufFile, family: Family) -> dict[str, object]:
             "which the scores would be wrong; give the model's folder"
         )
     count = file.tensors[f"{_LAST}.weight"].shape[0]
-    stored = file.metadata.get(f"{family.gguf_name}.{LABELS}")
-    labels = file.read_strings(stored) if isinstance(stored, GgufStrings) else []
+    labels = _labels(file, family)
     if len(labels) != count:
         return {"num_labels": count}
     return {"id2label": {str(index): label for index, label in enumerate(labels)}}

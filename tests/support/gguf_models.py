@@ -218,9 +218,10 @@ def write_pair(
     types: Mapping[str, str] = TYPES,
     metadata: Mapping[str, Any] | None = None,
     num_parts: int = 1,
+    more: Mapping[str, Stored] | None = None,
 ) -> tuple[Path, Path]:
     """(a folder with plain weights, a GGUF file of the same model). `types`: of matrices; those not named are F32. If
-    `num_parts` is more than 1, the file is the first part."""
+    `num_parts` is more than 1, the file is the first part. `more`: tensors that only the file has."""
     config = CONFIGS[architecture]
     plain = write_model(config, folder / "plain", seed=4)
     random = np.random.default_rng(4)
@@ -243,6 +244,7 @@ def write_pair(
             factors = torch.tensor(config.rope_parameters[f"{length}_factor"])
             tensors[f"rope_factors_{length}.weight"] = floats(factors)
     save_file(weights, plain / "model.safetensors")
+    tensors |= more or {}
     keys = {**metadata_of(architecture, config), **(metadata or {})}
     if num_parts > 1:
         return plain, write_parts(folder, keys, tensors, num_parts)[0]

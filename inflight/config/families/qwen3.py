@@ -17,4 +17,10 @@ def _parse(fields: FamilyFields) -> ModelArchitecture:
     return replace(model, mtp=NAMED_MTP)
 
 
-FAMILY = Family(architecture="Qwen3ForCausalLM", model_type="qwen3", parse=_parse, gguf_name="qwen3", unread=("mtp.",))
+FAMILY = Family(
+    architecture="Qwen3ForCausalLM",
+    model_type="qwen3",
+    parse=_parse,
+    gguf_name="qwen3",
+    unread=("mtp.", "cls.output."),  # the second: copies of two rows of the head, in the GGUF file of a reranker
+)

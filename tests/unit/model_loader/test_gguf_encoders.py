@@ -10,6 +10,7 @@ import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
@@ -27,7 +28,7 @@ from inflight.config.gguf_config import read_model_config
 from inflight.config.parse_architecture import parse_architecture
 from inflight.errors import UnsupportedModelError
 from tests.support.encoders import ENCODER_CONFIGS, Encoder, reference_hidden, texts_of, write_encoder
-from tests.support.gguf_files import Number
+from tests.support.gguf_files import Number, floats
 from tests.support.gguf_models import write_pair
 
 _ARCH = gguf.MODEL_ARCH
@@ -219,3 +220,25 @@ def test_a_pooling_that_is_not_known_is_refused(tmp_path: Path) -> None:
     _, path = write_pair(tmp_path, "qwen3", {}, {"qwen3.pooling_type": Number("I", 4)})
     with pytest.raises(UnsupportedModelError, match=r"qwen3\.pooling_type=4"):
         read_model_config(path)
+
+
+def test_qwen3_reranker(tmp_path: Path) -> None:
+    """Its file has copies of the rows of "yes" and "no"."""
+    keys = {"qwen3.pooling_type": Number("I", gguf.PoolingType.RANK), "qwen3.classifier.output_labels": ["yes", "no"]}
+    plain, path = write_pair(tmp_path, "qwen3", {}, keys, more={"cls.output.weight": floats(torch.ones(2, 256))})
+    for folder in (plain, path.parent):
+        Tokenizer(models.WordLevel({"[UNK]": 0, "no": 5, "yes": 7, "red": 9}, "[UNK]")).save(
+            str(folder / "tokenizer.json")
+        )
+        (folder / "tokenizer_config.json").write_text('{"unk_token": "[UNK]"}')
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 64}
+    overrides = {
+        "architectures": ["Qwen3ForSequenceClassification"],
+        "classifier_from_token": ["no", "yes"],
+        "is_original_qwen3_reranker": True,
+    }
+    scores = []
+    for model, given in ((plain, {"hf_overrides": overrides}), (path, {})):
+        with LLM(str(model), **options, **given) as llm:
+            scores.append([each.outputs.score for each in llm.score("red", ["yes", "red"])])
+    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
