@@ -12,6 +12,7 @@ import pytest
 from inflight import LLM
 from inflight.errors import ConfigError
 from inflight.spec_decode import adaptive
+from inflight.worker import step_drafts
 from tests.support.drafts import ARGUMENTS, NUM_DRAFTS, Tokens, generate, verify_all_drafts, without_drafts
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
@@ -102,6 +103,23 @@ def test_a_draft_model_that_does_not_pay_proposes_nothing(folders: dict[str, Pat
     with LLM(str(folder), **ARGUMENTS, speculative_config=speculative(folder)) as llm:
         generate(llm, 0.0)
         assert llm.llm_engine.core.scheduler.stats.num_draft_tokens == 0
+
+
+@pytest.mark.parametrize("more", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tp2", "pp2"])
+def test_times_that_are_measured_at_the_start_change_no_token(
+    folders: dict[str, Path],
+    plain: dict[str, dict[float, Tokens]],
+    more: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As of a large model. All ranks compute the measured steps, and one of them tells what it has found."""
+    monkeypatch.setattr(step_drafts, "_FEWEST_WEIGHTS", 0)
+    with caplog.at_level("INFO", "inflight.worker.step_drafts"):
+        llm = LLM(str(folders["qwen3"]), **ARGUMENTS, **more, speculative_config=speculative(folders["llama"]))
+    with llm:
+        assert len([record for record in caplog.records if "a step of 1 token takes" in record.message]) == 1
+        assert generate(llm, 0.0, count=2) == plain["qwen3"][0.0]
 
 
 def test_drafts_end_where_the_draft_model_ends(folders: dict[str, Path], tmp_path: Path) -> None:
