@@ -193,9 +193,9 @@ def gguf_parts(path: AnyPath) -> list[AnyPath]:
 
 
 def without_later_parts(files: Iterable[AnyPath]) -> list[AnyPath]:
-    """Leaves out each file that is a later part of a split model, if the first part is there, too."""
+    """Of each split model only the first part that is there. If this is a later part, reading it says what is missing."""
     found = dict.fromkeys(files)
-    return [file for file in found if (first := gguf_parts(file)[0]) == file or first not in found]
+    return [file for file in found if next(part for part in gguf_parts(file) if part in found) == file]
 
 
 def _gguf_files_of_hub(repository: str, revision: str | None) -> tuple[list[str], str]:

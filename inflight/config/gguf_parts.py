@@ -32,8 +32,11 @@ def read_gguf(path: Path) -> GgufFile:
     if count <= 1:
         return first
     paths = gguf_parts(path)
-    if number != 0 and len(paths) == count:
-        raise CheckpointError(f"{path} is part {number + 1} of {count} of a model; give the first part, {paths[0]}")
+    if number != 0 and len(paths) == count and path != paths[0]:
+        what_to_do = "give" if paths[0].is_file() else "download the missing files and give"
+        raise CheckpointError(
+            f"{path} is part {number + 1} of {count} of a model; {what_to_do} the first part, {paths[0]}"
+        )
     if len(paths) != count or paths[0] != path or number != 0:
         raise CheckpointError(
             f"{path} is part {number + 1} of {count} of a model, but is not called so: parts are found by their names, "

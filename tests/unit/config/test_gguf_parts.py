@@ -112,6 +112,17 @@ def test_only_the_first_part_is_a_model(tmp_path: Path) -> None:
     paths = write_parts(tmp_path, METADATA, TENSORS, 3)
     with pytest.raises(CheckpointError, match=r"part 2 of 3 .*-00001-of-00003\.gguf"):
         read_gguf(paths[1])
+    paths[1].rename(tmp_path / "other")
+    paths[0].rename(paths[1])
+    (tmp_path / "other").rename(paths[0])
+    with pytest.raises(CheckpointError, match=r"00001-of-00003\.gguf is part 2 of 3 .*name back"):
+        read_gguf(paths[0])
+    with pytest.raises(CheckpointError, match=r"00002-of-00003\.gguf is part 1 of 3 .*name back"):
+        read_gguf(paths[1])
+    paths[0].unlink()
+    with pytest.raises(CheckpointError, match=r"part 3 of 3 .*download the missing files .*-00001-of-00003\.gguf"):
+        read_gguf(paths[2])
+    paths = write_parts(tmp_path, METADATA, TENSORS, 3)
     other_name = paths[0].rename(tmp_path / "model.gguf")
     with pytest.raises(CheckpointError, match=r"part 1 of 3 .*name back"):
         read_gguf(other_name)
