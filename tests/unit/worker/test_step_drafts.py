@@ -70,11 +70,18 @@ def test_drafts_that_never_pay_are_told(clock: Clock, caplog: pytest.LogCaptureF
     assert "so there are none" in caplog.text
 
 
+def test_one_slow_run_changes_nothing(clock: Clock) -> None:
+    proposer = mock.Mock()
+    slow = iter([5.0, 0.0, 0.0, 0.0, 9.0, 0.0])
+    drafts(None, proposer).time_steps(lambda n: clock.pass_by((16.0 + n) / 17 + next(slow)), draws=True)
+    assert proposer.costs.free_tokens == pytest.approx(16.0)
+
+
 def test_other_ranks_compute_the_same_steps_and_learn_nothing(clock: Clock) -> None:
     ran: list[int] = []
     proposer = mock.Mock(costs=None)
     drafts(None, proposer).time_steps(ran.append, draws=False)
-    assert ran == [1, 1, 5, 5]
+    assert ran == [1, 1, 1, 5, 5, 5]
     assert proposer.costs is None
     drafts(None, proposer, is_timed=False).time_steps(ran.append, draws=True)
-    assert len(ran) == 4
+    assert len(ran) == 6
