@@ -38,6 +38,7 @@ class Room(NamedTuple):
     num_replicas: int = 1  # the replicas on this machine
     kv_cache_bytes: int = 0  # the KV cache of a rank, if the user has set its size
     host_pool_bytes: int = 0  # the host memory of a replica for more KV blocks
+    expert_bytes: int = 0  # those of `num_bytes` that are experts
 
 
 def check_room(room: Room, machine: Machine) -> None:
@@ -52,7 +53,10 @@ def check_room(room: Room, machine: Machine) -> None:
         free = available_bytes()
         if needed > free:
             int4 = None if room.int4_bytes is None else room.num_replicas * room.int4_bytes
-            raise OutOfMemoryError(weights_do_not_fit(needed, int4, free, num_replicas=room.num_replicas))
+            experts = room.num_replicas * room.expert_bytes
+            raise OutOfMemoryError(
+                weights_do_not_fit(needed, int4, free, num_replicas=room.num_replicas, expert_bytes=experts)
+            )
         caches = room.num_replicas * (room.num_ranks * room.kv_cache_bytes + room.host_pool_bytes)
         if needed + caches > free:
             raise OutOfMemoryError(
@@ -69,8 +73,11 @@ def check_room(room: Room, machine: Machine) -> None:
         )
 
 
-def weights_do_not_fit(num_bytes: int, int4_bytes: int | None, free_bytes: int, *, num_replicas: int = 1) -> str:
-    """Returns the text of an error: weights of `num_bytes`, all replicas together, do not fit into the free host memory."""
+def weights_do_not_fit(
+    num_bytes: int, int4_bytes: int | None, free_bytes: int, *, num_replicas: int = 1, expert_bytes: int = 0
+) -> str:
+    """Returns the text of an error: weights of `num_bytes`, all replicas together, do not fit into the free host memory.
+    `expert_bytes`: those of them that are experts."""
     ways = []
     if int4_bytes is not None and int4_bytes < 0.9 * num_bytes:
         fits = "" if int4_bytes <= free_bytes else ", which does not fit either"
@@ -79,8 +86,10 @@ def weights_do_not_fit(num_bytes: int, int4_bytes: int | None, free_bytes: int, 
         ways.append("lower data_parallel_size")
     ways.append("raise the memory limit of the container" if is_limited() else "end other programs")
     replicas = f" of {num_replicas} replicas" if num_replicas > 1 else ""
+    rest = num_bytes - expert_bytes
+    of_experts = f" ({gibibytes(expert_bytes)} of experts and {gibibytes(rest)} of the rest)" if expert_bytes else ""
     return (
-        f"the weights{replicas} need {gibibytes(num_bytes)} of memory, but only {gibibytes(free_bytes)} is free; "
+        f"the weights{replicas} need {gibibytes(num_bytes)} of memory{of_experts}, but only {gibibytes(free_bytes)} is free; "
         f"{', '.join(ways)}, or use a smaller model"
     )
 
@@ -97,8 +106,9 @@ def find_room(
     """
     if source.is_file():
         files = [read_gguf(source), *([] if mmproj is None else [read_part(mmproj)])]
-        tensors_of_files = [tensor for file in files for tensor in file.tensors.values()]
-        return Room(int(sum(_gguf_bytes(tensor, quantization) for tensor in tensors_of_files)), None)
+        sizes = [(name, _gguf_bytes(each, quantization)) for file in files for name, each in file.tensors.items()]
+        of_experts = sum(size for name, size in sizes if "_exps." in name)
+        return Room(int(sum(size for _, size in sizes)), None, expert_bytes=int(of_experts))
     stored = _DTYPE_BYTES.get(architecture.dtype, 2)
     element = stored if dtype == "auto" else _DTYPE_BYTES.get(dtype, 2)
     tensors = _tensors_of_model(source, architecture)
@@ -111,15 +121,19 @@ def find_room(
         if is_fp8(architecture.weight_format):
             num_stored = max(num_stored, min(total, num_weights(architecture)))
         tensors = {"model.layers.": StoredBytes(source, "", (num_stored, 1), 0, total)}
+    experts = {name: tensor for name, tensor in tensors.items() if ".experts." in name}
     if not becomes_floats(architecture.weight_format):
-        return Room(int(0.9 * sum(tensor.stop - tensor.start for tensor in tensors.values())), None)
-    plain = _num_bytes(tensors, element, element)
+        stored_bytes, of_experts = (
+            int(0.9 * sum(tensor.stop - tensor.start for tensor in each.values())) for each in (tensors, experts)
+        )
+        return Room(stored_bytes, None, expert_bytes=of_experts)
     int4 = _num_bytes(tensors, element, _INT4_BYTES)
-    if quantization is None:
-        return Room(plain, int4)
-    if quantization == "int4":
-        return Room(int4, None)
-    return Room(_num_bytes(tensors, element, 1), int4)
+    layer = {None: element, "int4": _INT4_BYTES}.get(quantization, 1)
+    return Room(
+        _num_bytes(tensors, element, layer),
+        None if quantization == "int4" else int4,
+        expert_bytes=_num_bytes(experts, element, layer),
+    )
 
 
 def _gguf_bytes(tensor: GgufTensor, quantization: str | None) -> float:

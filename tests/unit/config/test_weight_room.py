@@ -67,7 +67,7 @@ def test_routers_stay_floats_and_layers_for_drafts_are_not_loaded(tmp_path: Path
     }
     save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, tmp_path / "model.safetensors")
     architecture = replace(ARCHITECTURE, unread=("model.layers.1.",))
-    assert room(tmp_path, architecture, quantization="int4") == Room(4 * 32 + 320 // 2, None)
+    assert room(tmp_path, architecture, quantization="int4") == Room(4 * 32 + 320 // 2, None, expert_bytes=320 // 2)
 
 
 def test_weights_in_mxfp4_keep_their_bits(tmp_path: Path) -> None:
@@ -78,7 +78,8 @@ def test_weights_in_mxfp4_keep_their_bits(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     config = {**FAMILY_CONFIGS["gpt_oss"][0].to_dict(), "quantization_config": {"quant_method": "mxfp4"}}
     found = room(tmp_path, parse_architecture(config))
-    assert found == Room(int(0.9 * (4 * 64 * 32 + 4 * 64 * 2)), None)
+    num_bytes = int(0.9 * (4 * 64 * 32 + 4 * 64 * 2))
+    assert found == Room(num_bytes, None, expert_bytes=num_bytes)
 
 
 def test_of_a_hub_id_the_index_says_it(tmp_path: Path) -> None:
@@ -131,6 +132,9 @@ def test_the_error_has_the_numbers_and_what_to_do(monkeypatch: pytest.MonkeyPatc
     assert "int4" not in refusal(Room(3 * GIB, None), 2 * GIB, monkeypatch)
     text = refusal(Room(3 * GIB, GIB, num_replicas=2), 5 * GIB, monkeypatch)
     assert "2 replicas" in text and "6.00 GiB" in text and "data_parallel_size" in text
+    assert "experts" not in text
+    text = refusal(Room(5 * GIB, GIB, expert_bytes=4 * GIB), 2 * GIB, monkeypatch)
+    assert "5.00 GiB of memory (4.00 GiB of experts and 1.00 GiB of the rest)" in text
     check_room(Room(2 * GIB, GIB), CPU)
 
 
