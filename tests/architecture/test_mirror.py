@@ -19,6 +19,7 @@ from tests.architecture.source import LOAD_GENERATOR, PACKAGE, ROOT, Package, wr
 ELSEWHERE = {
     # programs, which tests start by their names
     "__main__.py": "unit/entrypoints/cli/test_standard_streams.py",
+    "entrypoints/router/model_main.py": "e2e/test_several_models.py",
     "executor/worker_main.py": "unit/executor/test_multiproc_start.py",
     "multimodal/processor_main.py": "unit/multimodal/test_processors.py",
     "executor/ray_*.py": "e2e/test_ray.py",

@@ -31,10 +31,13 @@ class ServeProcess:
     Args:
         options: of `inflight serve`.
         installed: the `inflight` of another environment; without it the sources of this repository run.
+        has_name: whether the model is served as `MODEL`.
         variables: of the environment.
     """
 
-    def __init__(self, *options: str, tls: Any = None, installed: Path | None = None, **variables: str) -> None:
+    def __init__(
+        self, *options: str, tls: Any = None, installed: Path | None = None, has_name: bool = True, **variables: str
+    ) -> None:
         self.port = free_port()
         self.tls = tls
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by `serving`
@@ -44,7 +47,8 @@ class ServeProcess:
         script = "import sys; from inflight.entrypoints.cli.main import main; sys.argv[0] = 'inflight'; main()"
         command = [sys.executable, "-c", script] if installed is None else [str(installed)]
         path = {"PYTHONPATH": str(REPOSITORY)} if installed is None else {}
-        fixed = ["--port", str(self.port), "--served-model-name", MODEL, "--access-log", "off"]
+        fixed = ["--port", str(self.port), "--access-log", "off"]
+        fixed += ["--served-model-name", MODEL] if has_name else []
         start = PythonProcess if installed is None else subprocess.Popen
         self.popen = start(
             [*command, "serve", *fixed, *options],

@@ -1,6 +1,7 @@
 """`inflight serve`: starts a server with the HTTP API of OpenAI, or only checks its options (--check)."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ Examples:
   inflight serve
   inflight serve ./my-model --port 9000 --served-model-name my-model
   inflight serve --config serve.yaml --check
+  inflight serve --models-dir ./models
 
 Every option but --check may also be set in the environment, as INFLIGHT_SERVE_MAX_MODEL_LEN=4096, or (but --config) in the
 file of --config, as max_model_len: 4096. The command line overrides the environment, and both override the file.
@@ -78,6 +80,14 @@ def serve(
             problems.append(f"headless=True: give {which}, but neither data_parallel_hybrid_lb nor data_parallel_rank")
         elif args.data_parallel_address in ("0.0.0.0", "::"):
             problems.append(f"data_parallel_address={args.data_parallel_address!r} with headless=True: give the head's")
+    presets: dict[str, Any] = {}
+    if settings is not None and settings.serves_several_models:
+        if engine["model"] is not None:
+            problems.append(f"model={engine['model']!r} with models_dir or models_preset: requests name the model")
+        try:
+            presets = _read_presets(context, settings)
+        except ConfigError as error:
+            problems.append(str(error))
     if check:
         _report(problems, settings, args)
     if problems or settings is None or args is None:
@@ -86,9 +96,53 @@ def serve(
         from inflight.entrypoints.serve.headless import run_headless  # loads numpy, which `--help` does not need
 
         return run_headless(args)
+    if settings.serves_several_models:
+        from inflight.entrypoints.router.command import run_router  # loads uvicorn
+
+        fields = {**Options(EngineArgs).names(), **Options(ServerSettings).names()}
+        run_router(settings, args, presets, lambda field: source_of(context, fields.get(field, field)) == "COMMANDLINE")
     from inflight.entrypoints.serve.command import run_server  # loads uvicorn, which `--help` does not need
 
     run_server(settings, args)
+
+
+def _read_presets(context: typer.Context, settings: ServerSettings) -> dict[str, Any]:  # Any: `Preset`
+    """The sections of --models-preset; and whether the folder can be read.
+
+    Raises:
+        ConfigError: the file cannot be read, has a wrong value, or does not fit the other options.
+    """
+    from inflight.entrypoints.router.command import make_catalog
+    from inflight.entrypoints.router.presets import read_presets
+
+    command: Any = context.command  # Any: typer's copy of click has no types
+    options = {name.lstrip("-") for each in command.params for name in each.opts if name.startswith("--")}
+
+    def read(values: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        flags = {name for each in command.params if getattr(each, "is_flag", False) for name in each.opts}
+        words = [word for name, text in values.items() for word in _as_option(name, text, f"--{name}" in flags)]
+        section = command.make_context("preset", words, auto_envvar_prefix=None)
+        if problems := problems_of(section):
+            raise ConfigError("; ".join(problems))
+        given = {name: value for name, value in section.params.items() if source_of(section, name) == "COMMANDLINE"}
+        engine, server = (Options(kind).values(given) for kind in (EngineArgs, ServerSettings))
+        EngineArgs(**engine)
+        ServerSettings(**server)
+        return engine, server
+
+    presets = {}
+    if settings.models_preset is not None:
+        path = Path(settings.models_preset).expanduser()
+        presets = read_presets(path, options, read, lambda text: tell("note", text))
+    make_catalog(settings, presets)
+    return presets
+
+
+def _as_option(name: str, text: str, is_flag: bool) -> list[str]:
+    """An option of a section as the command line has it."""
+    if not is_flag:
+        return [f"--{name}={text}"]
+    return [f"--{name}"] if text.lower() not in ("false", "0", "off", "no") else [f"--no-{name}"]
 
 
 def _report(problems: list[str], settings: ServerSettings | None, args: EngineArgs | None) -> None:

@@ -36,6 +36,7 @@ class Api:
         examples: the beginning of paths, which is no path itself -> some paths that begin so.
         instead: the beginning of paths of this API that are not served, without /v1 -> what to use instead, as the end of a
             sentence.
+        version: of the program whose API it is, which its clients ask for, and refuse if it is older than they need.
     """
 
     routes: str
@@ -48,6 +49,7 @@ class Api:
     versioned: tuple[str, ...] = ()
     examples: Mapping[str, str] = field(default_factory=dict)
     instead: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
 
     def has_path(self, path: str) -> bool:
         return any(path == own or (own.endswith("/") and path.startswith(own)) for own in self.paths)

@@ -4,6 +4,10 @@ from collections.abc import Mapping
 
 from inflight.entrypoints.http.api import Api, with_field
 
+# Clients ask for the version of Ollama, and refuse one that is older than they need. Ollama has had all the endpoints of
+# routes.py since this version or earlier.
+API_VERSION = "0.13.5"
+
 
 def error_form(status: int, message: str, kind: str, param: str | None, code: str | None) -> Mapping[str, object]:
     return {"error": with_field(message, param)}
@@ -17,4 +21,5 @@ API = Api(
     takes_any_content_type=True,
     examples={"/api": "/api/chat, /api/tags"},
     instead={"/api": ": the server has one model, which cannot be changed"},
+    version=API_VERSION,
 )

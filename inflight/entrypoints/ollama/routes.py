@@ -16,6 +16,7 @@ from inflight.entrypoints.http.server import ApiServer
 from inflight.entrypoints.http.text_prompts import find_fim_tokens
 from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.ollama import bodies
+from inflight.entrypoints.ollama.api import API_VERSION
 from inflight.entrypoints.ollama.embeddings import add_embedding_routes
 from inflight.entrypoints.ollama.presenter import (
     OllamaChatPresenter,
@@ -27,9 +28,6 @@ from inflight.entrypoints.ollama.presenter import (
 from inflight.entrypoints.ollama.protocol import AnswerRequest, ChatRequest, GenerateRequest, PullRequest, ShowRequest
 from inflight.entrypoints.ollama.translation import served_name, validate_answer
 
-# Clients ask for the version of Ollama, and refuse one that is older than they need. Ollama has had all the endpoints below
-# since this version or earlier.
-API_VERSION = "0.13.5"
 _NEVER = "9999-12-31T23:59:59Z"  # the model always stays loaded
 _TEXTS = dict[str, str]  # the type of {"error": text} and of {"status": text}
 _ERRORS = error_responses(_TEXTS, "503")

@@ -36,8 +36,13 @@ async def send_error(
 
 
 async def send_json(send: Send, status: int, value: object, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-    body = json.dumps(value).encode()
-    fixed = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send_body(send, status, json.dumps(value).encode(), b"application/json", headers)
+
+
+async def send_body(
+    send: Send, status: int, body: bytes, content_type: bytes, headers: Iterable[tuple[bytes, bytes]] = ()
+) -> None:
+    fixed = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
     await send({"type": "http.response.body", "body": body})
 

@@ -129,7 +129,7 @@ class Control:
         asyncio.get_running_loop().remove_reader(self._socket)
 
 
-def _report(control: socket.socket, report: object) -> None:
+def report(control: socket.socket, report: object) -> None:
     with contextlib.suppress(OSError):  # if the command has ended, `Control` notices it
         LineWire(control).send(report)
 
@@ -144,7 +144,7 @@ def main() -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             exit_now(runner.run(_serve(start, listener, control)))
     except InflightError as error:
-        _report(control, {"failed": [type(error).__name__, str(error)]})
+        report(control, {"failed": [type(error).__name__, str(error)]})
         return EXIT_FAILED
 
 
@@ -161,7 +161,7 @@ async def _serve(start: FrontEndStart, listener: socket.socket, control_socket: 
         model: ServedModel = await engine_start.start(
             start.settings, start.args, clock, engine_sockets=control.engine_sockets, records_engine=start.index == 0
         )
-        _report(control_socket, {"ready": model.description})
+        report(control_socket, {"ready": model.description})
         try:
             await control.opened.wait()  # front ends answer requests only when all of them are ready
         except BaseException:

@@ -8,8 +8,6 @@ cut              connections are cut, the engine ends, the exit code is the one 
 the engine dies  every stream gets an error as its last event, and `run` raises an error with the reason
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -22,7 +20,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import uvicorn
 
@@ -39,9 +37,6 @@ from inflight.entrypoints.serve.tls import reload_certificate
 from inflight.errors import ConfigError, EngineError
 from inflight.line_writer import LineWriter
 
-if TYPE_CHECKING:
-    from inflight.entrypoints.serve.engine_start import ServedModel
-
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
@@ -50,6 +45,39 @@ FLUSH_SECONDS = 5  # time for a client to read the end of its response after all
 LOG_SECONDS = 1.0  # time for the access log to write its last lines
 HEALTH_SECONDS = 0.5  # time between two checks of the engine
 _STDOUT = 1
+
+
+class ServedEngine(Protocol):
+    """What a `Server` needs of the engine: see `AsyncLLM`."""
+
+    async def check_health(self) -> None: ...
+
+    async def drain(self, timeout: float) -> None: ...
+
+
+class ServerMetrics(Protocol):
+    """Counts what a `Server` does: see `ServingMetrics`."""
+
+    def http_request(self, route: str, status: int, seconds: float) -> None: ...
+
+    def request_refused(self, reason: str) -> None: ...
+
+    def engine_died(self) -> None: ...
+
+
+class Served(Protocol):
+    """What a `Server` serves: one model (`ServedModel`), or several (router/)."""
+
+    @property
+    def engine(self) -> ServedEngine: ...
+
+    @property
+    def app(self) -> ASGIApp: ...
+
+    @property
+    def metrics(self) -> ServerMetrics: ...
+
+    async def close(self) -> None: ...
 
 
 class StartUpClock:
@@ -93,7 +121,7 @@ class Server:
         self,
         settings: ServerSettings,
         ssl_context: ssl.SSLContext | None,
-        start: Callable[[], Awaitable[ServedModel]],
+        start: Callable[[], Awaitable[Served]],
         shutdown: Shutdown,
         *,
         accepts_early: bool = True,
@@ -105,7 +133,7 @@ class Server:
         self._shutdown = shutdown
         self._terminal = terminal
         self._gate = Gate(self._count_refusal)
-        self._model: ServedModel | None = None
+        self._model: Served | None = None
         self._ssl_context = ssl_context
         self._keys = ApiKeys(settings.api_keys, settings.api_key_file)
         self._lines = None if settings.access_log == "off" else LineWriter(_STDOUT, report_dropped)
@@ -163,7 +191,7 @@ class Server:
         except ConfigError as error:
             logger.error("SIGHUP: the old API keys stay in use: %s", error)
 
-    async def _serve(self, model: ServedModel) -> None:
+    async def _serve(self, model: Served) -> None:
         """Serve until the shutdown has begun and all requests have ended or are cut.
 
         Raises:
@@ -178,7 +206,7 @@ class Server:
             model.metrics.engine_died()
             raise
 
-    async def _close(self, model: ServedModel) -> None:
+    async def _close(self, model: Served) -> None:
         """Wait until the engine has ended. After a cut, wait at most `CUT_SECONDS`."""
         closing = asyncio.ensure_future(model.close())
         cut = asyncio.ensure_future(self._shutdown.cut.wait())
@@ -282,7 +310,7 @@ def make_uvicorn(app: ASGIApp, settings: ServerSettings, ssl_context: ssl.SSLCon
     return _Uvicorn(config, settings.header_timeout)
 
 
-async def _watch(model: ServedModel) -> None:
+async def _watch(model: Served) -> None:
     """Check the engine every HEALTH_SECONDS. Never returns.
 
     Raises:

@@ -20,6 +20,7 @@ _server = partial(setting, group="Server")
 _access = partial(setting, group="Access")
 _limit = partial(setting, group="Limits")
 _answer = partial(setting, group="Answers")
+_models = partial(setting, group="Several models")
 _LONGEST = 7 * 24 * 3600.0
 _SECONDS = {"bounds": (0.001, _LONGEST), "metavar": "SECONDS"}
 _SECONDS_OR_0 = {**_SECONDS, "bounds": (0, _LONGEST)}
@@ -202,6 +203,28 @@ class ServerSettings:
     )
     disable_fastapi_docs: bool = _answer(False, "Serve neither the page /docs nor /openapi.json.")
 
+    models_dir: str | None = _models(
+        None,
+        "Serve all models of this folder: a name in a request loads its model. The folder has GGUF files, folders of models, "
+        "or folders of either.",
+        **_PATH,
+    )
+    models_preset: str | None = _models(
+        None, "INI file with a section of options for each model, as llama.cpp's. Its models are served, too.", **_PATH
+    )
+    models_max: int = _models(
+        4, "Models that are loaded at the same time. The one that was used least recently makes room.", bounds=(1, 1024)
+    )
+    models_idle_timeout: float | None = _models(
+        None,
+        "How long a model stays loaded without requests. A request's keep_alive changes it for its model. Default: until "
+        "another model needs the room.",
+        **_SECONDS,
+    )
+    enable_model_management: bool = _models(
+        False, "Let requests pull models into the hub's cache, serve them, and delete them there."
+    )
+
     def __post_init__(self) -> None:
         # Whether settings fit together is checked only if each value by itself is right.
         if problems := list(check_values(ServerSettings, vars(self)).values()) or list(self._conflicts()):
@@ -214,6 +237,10 @@ class ServerSettings:
         if self.uds is not None:
             return f"{scheme}+unix://{self.uds}"
         return f"{scheme}://{shown(self.host, self.port)}"
+
+    @property
+    def serves_several_models(self) -> bool:
+        return self.models_dir is not None or self.models_preset is not None
 
     @property
     def trusted_proxies(self) -> list[str]:
@@ -259,6 +286,17 @@ class ServerSettings:
                 f"root_path={self.root_path!r} is not a path like '/llm' or '/a/llm': each part begins with a slash, and has "
                 "only letters, digits and ._~-"
             )
+        if self.serves_several_models:
+            for name, wrong in (("api_server_count", self.api_server_count != 1), ("headless", self.headless)):
+                if wrong:
+                    yield f"{name}={getattr(self, name)!r} does not work with models_dir and models_preset: leave it out"
+            if self.served_model_names:
+                yield (
+                    f"served_model_name={self.served_model_names[0]!r} with models_dir or models_preset: models have the names "
+                    "of their folders, files and sections"
+                )
+        elif self.enable_model_management:
+            yield "enable_model_management is for several models: give models_dir or models_preset, too"
         yield from key_problems((*self.api_keys, *self.admin_keys))
         if not all(map(_is_network, self.trusted_proxies)):
             yield (

@@ -62,9 +62,21 @@ class FrontEndProcess:
         has_died: whether the process has ended without a report, and was not asked to end.
         number: its number in each `EngineKeeper`; -1 before it has one.
         is_replacement: see `FrontEndStart`.
+
+    Args:
+        title, module: of the process; by default those of a front end. The process of a model is one, too (router/).
     """
 
-    def __init__(self, index: int, listener: socket.socket, start: FrontEndStart, variables: dict[str, str]) -> None:
+    def __init__(
+        self,
+        index: int,
+        listener: socket.socket,
+        start: FrontEndStart,
+        variables: dict[str, str],
+        *,
+        title: str | None = None,
+        module: str = "inflight.entrypoints.serve.front_end_main",
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[str] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
@@ -76,8 +88,7 @@ class FrontEndProcess:
         self._is_asked_to_end = False
         with socket_pair() as (self._socket, theirs), start.to_file() as file:
             fds = [listener.fileno(), theirs.fileno(), file.fileno()]
-            module = "inflight.entrypoints.serve.front_end_main"
-            self.process = ChildProcess(f"inflight: front end {index}", module, fds, variables=variables)
+            self.process = ChildProcess(title or f"inflight: front end {index}", module, fds, variables=variables)
         self._wire = LineWire(self._socket)
         loop.add_reader(self._socket, self._read)
 

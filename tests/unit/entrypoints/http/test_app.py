@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import inflight
-from inflight.entrypoints.ollama.routes import API_VERSION
+from inflight.entrypoints.ollama.api import API_VERSION
 from inflight.errors import ConfigError
 from tests.unit.entrypoints.api_client import SETTINGS, Api, serving
 

@@ -1,0 +1,161 @@
+"""`Catalog`: which models a name in a request can mean: sections of the preset file, a folder of models, the hub's cache."""
+
+import difflib
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from inflight.entrypoints.router.presets import ALL, Preset
+from inflight.errors import ConfigError, ModelNotFoundError
+from inflight.hub import GGUF_SUFFIX, MMPROJ, gguf_parts, without_later_parts
+from inflight.hub_cache import cached_models
+
+LATEST = ":latest"  # Ollama's clients add this tag to names without one
+_PART = "-00001-of-"
+
+
+class NameOutsideError(ConfigError):
+    """A name that would be a path out of the folder of models."""
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """
+    Attributes:
+        name: by which requests ask for the model.
+        model: as `inflight serve` takes it: a folder, a GGUF file, or a name on the hub.
+        preset: its section of the preset file; a section without options if it has none.
+        is_cached: whether it is in the hub's cache, and so can be deleted over HTTP.
+        num_bytes: of its files; 0 if that is not known.
+        modified: when a file of it was last written, in seconds since 1970; 0 if that is not known.
+    """
+
+    name: str
+    model: str
+    preset: Preset = field(default_factory=Preset)
+    is_cached: bool = False
+    num_bytes: int = 0
+    modified: float = 0.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names by which requests may ask for the model. The first is the one that answers have."""
+        last = self.name.rpartition("/")[2]
+        file = [f"{self.name}{GGUF_SUFFIX}"] if self.model.endswith(GGUF_SUFFIX) and ":" not in last else []
+        return (self.name, *file, *([f"{self.name}{LATEST}"] if ":" not in last else []))
+
+    @property
+    def digest(self) -> str:
+        """Another one when the files have changed. It is not the digest of their contents, which takes long to compute."""
+        return hashlib.sha256(f"{self.model}\0{self.num_bytes}\0{self.modified}".encode()).hexdigest()
+
+
+class Catalog:
+    """
+    Args:
+        folder: the folder of models, or None.
+        presets: the sections of the preset file, by name. "*" is for all models without a section of their own.
+        has_cache: whether the models in the hub's cache are known, too.
+
+    Raises:
+        ConfigError: `folder` is no folder.
+    """
+
+    def __init__(self, folder: Path | None, presets: dict[str, Preset], *, has_cache: bool) -> None:
+        if folder is not None and not folder.is_dir():
+            raise ConfigError(f"models_dir={str(folder)!r} is not a folder: give one with models in it")
+        self._folder = folder
+        self._presets = {name: preset for name, preset in presets.items() if name != ALL}
+        self._for_all = replace(presets.get(ALL, Preset()), loads_on_startup=False, is_pinned=False)
+        self._has_cache = has_cache
+
+    def models(self) -> dict[str, KnownModel]:
+        """By name. Looks at the disk, because models may have come or gone. A section of the preset file goes before a model of
+        the folder with the same name, and this before one of the cache."""
+        found = {}
+        if self._has_cache:
+            found = {
+                each.name: KnownModel(
+                    name=each.name,
+                    # the name is what `inflight serve` takes, too
+                    model=each.name,
+                    preset=self._for_all,
+                    is_cached=True,
+                    num_bytes=each.num_bytes,
+                    modified=each.modified,
+                )
+                for each in cached_models()
+                if each.is_whole
+            }
+        if self._folder is not None:
+            found |= {name: _known(name, path, self._for_all) for name, path in _models_in(self._folder)}
+        for name, preset in self._presets.items():
+            model = preset.model or (found[name].model if name in found else name)
+            path = Path(model).expanduser()
+            found[name] = _known(name, path, preset) if path.exists() else KnownModel(name, model, preset)
+        return found
+
+    def find(self, name: str) -> KnownModel:
+        """
+        Raises:
+            NameOutsideError: the name is a path out of the folder.
+            ModelNotFoundError: no model has this name.
+        """
+        models = self.models()
+        for each in (name, name.removesuffix(LATEST), name.removesuffix(GGUF_SUFFIX)):
+            if each in models:
+                return models[each]
+        if name.startswith(("/", "~", "\\")) or "\0" in name or ".." in name.replace("\\", "/").split("/"):
+            raise NameOutsideError(
+                f"model={name[:200]!r} is a path: give the name of a model, as /v1/models lists them"
+            )
+        near = difflib.get_close_matches(name, models, 3)
+        listed = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; /v1/models lists the models"
+        raise ModelNotFoundError(f"there is no model {name[:200]!r}{listed}")
+
+
+def _known(name: str, path: Path, preset: Preset) -> KnownModel:
+    files = gguf_parts(path) if path.is_file() else [each for each in path.iterdir() if each.is_file()]
+    stats = [each.stat() for each in files if each.exists()]
+    return KnownModel(
+        name=name,
+        model=str(path),
+        preset=preset,
+        # folders of the user are not the cache, wherever they are
+        is_cached=False,
+        num_bytes=sum(each.st_size for each in stats),
+        modified=max((each.st_mtime for each in stats), default=0.0),
+    )
+
+
+def _models_in(folder: Path, prefix: str = "") -> Iterator[tuple[str, Path]]:
+    """Names and paths. A model is a folder with config.json, a folder with a GGUF file, or a GGUF file. Folders without either
+    are looked into once, as hub ids have two parts."""
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
+        name = f"{prefix}{path.name}"
+        if path.suffix == GGUF_SUFFIX and path.is_file():
+            if _is_model(path):
+                yield f"{prefix}{_stem(path)}", path
+        elif path.is_dir():
+            ggufs = without_later_parts(sorted(each for each in path.glob(f"*{GGUF_SUFFIX}") if _is_model(each)))
+            if (path / "config.json").is_file():
+                yield name, path
+            elif len(ggufs) == 1:
+                yield name, ggufs[0]
+            elif ggufs:
+                yield from ((f"{name}/{_stem(each)}", each) for each in ggufs)
+            elif not prefix:
+                yield from _models_in(path, f"{name}/")
+
+
+def _is_model(path: Path) -> bool:
+    """Whether a GGUF file is a model, or its first part, and not what a model needs for images."""
+    return not path.name.startswith(MMPROJ) and gguf_parts(path)[0] == path
+
+
+def _stem(path: Path) -> str:
+    """The name of a GGUF file without its ending and the number of its part."""
+    return path.stem.partition(_PART)[0]

@@ -1,0 +1,113 @@
+"""`run_router`: runs a server with several models after the options of `inflight serve` have been checked."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+import uvloop
+
+from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.router.app import RouterApp
+from inflight.entrypoints.router.catalog import Catalog
+from inflight.entrypoints.router.loaded_models import LoadedModels
+from inflight.entrypoints.router.presets import ALL, Preset
+from inflight.entrypoints.serve.command import warn_if_open
+from inflight.entrypoints.serve.listener import Listener
+from inflight.entrypoints.serve.server import Server, reads_files_again
+from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.entrypoints.serve.shutdown import END_SECONDS, Shutdown
+from inflight.entrypoints.serve.terminal import ServerTerminal
+from inflight.entrypoints.serve.tls import make_ssl_context
+from inflight.errors import ConfigError
+from inflight.logs import exit_now
+
+logger = logging.getLogger(__name__)
+
+
+class _NoMetrics:
+    """The models' own servers count their requests."""
+
+    def http_request(self, route: str, status: int, seconds: float) -> None: ...
+
+    def request_refused(self, reason: str) -> None: ...
+
+    def engine_died(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class ServedModels:
+    """What the `Server` serves."""
+
+    engine: LoadedModels
+    app: RouterApp
+    metrics: _NoMetrics
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+
+def make_catalog(settings: ServerSettings, presets: Mapping[str, Preset]) -> Catalog:
+    """
+    Raises:
+        ConfigError: the folder is none, or too many models shall be loaded at the start.
+    """
+    first = [name for name, preset in presets.items() if name != ALL and (preset.loads_on_startup or preset.is_pinned)]
+    if len(first) > settings.models_max:
+        raise ConfigError(
+            f"models_max={settings.models_max} is less than the {len(first)} models that the preset file loads at the start or "
+            f"pins: {', '.join(first)}"
+        )
+    folder = None if settings.models_dir is None else Path(settings.models_dir).expanduser()
+    has_cache = folder is None or settings.enable_model_management
+    return Catalog(folder, dict(presets), has_cache=has_cache)
+
+
+def run_router(
+    settings: ServerSettings, args: EngineArgs, presets: Mapping[str, Preset], is_fixed: Callable[[str], bool]
+) -> NoReturn:
+    """Serve until a signal comes, and then end the process. Call it in the main thread.
+
+    Args:
+        presets, is_fixed: see `Catalog` and `LoadedModels`.
+
+    Raises:
+        ConfigError: the address, a file or the folder cannot be used.
+    """
+    terminal = ServerTerminal()
+    if reads_files_again(settings):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    catalog = make_catalog(settings, presets)
+    ssl_context = make_ssl_context(settings)
+    listener = Listener(settings)
+    try:
+        settings = settings if listener.port is None else replace(settings, port=listener.port)
+        warn_if_open(settings)
+
+        async def serve() -> int:
+            models = LoadedModels(settings, args, is_fixed)
+
+            async def start() -> ServedModels:
+                known = await asyncio.to_thread(catalog.models)
+                app = RouterApp(catalog, models, may_manage=settings.enable_model_management)
+                models.start_looking()
+                for each in known.values():
+                    if each.preset.loads_on_startup:
+                        models.begin_loading(models.slot(each))
+                logger.info("ready: %s serves %d models, loaded when they are asked for", settings.url, len(known))
+                return ServedModels(models, app, _NoMetrics())
+
+            # the models' servers have END_SECONDS to end; after that this process has the same time
+            shutdown = Shutdown(settings.shutdown_timeout, 2 * END_SECONDS)
+            with shutdown.on_signals():
+                return await Server(settings, ssl_context, start, shutdown, terminal=terminal).run(listener.socket)
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            code = runner.run(serve())
+        listener.close()
+        exit_now(code)
+    finally:
+        listener.close()

@@ -1,0 +1,381 @@
+"""`LoadedModels`: starts and ends the processes of models, so that at most `models_max` are loaded at the same time.
+
+    UNLOADED --a request--> LOADING --ready--> LOADED --idle, or another needs the room--> UNLOADING --> UNLOADED
+
+Requests wait while their model is loading. A model is unloaded only when its last request has ended: from the moment it has to
+go, new requests for it wait until it is loaded again. If its process dies, its requests are lost with it, other models go on,
+and the next request loads it again. An engine that dies inside of the process is restarted by the process (`EngineKeeper`).
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.router.catalog import KnownModel
+from inflight.entrypoints.serve.front_end_main import CUT, DRAIN, FrontEndStart
+from inflight.entrypoints.serve.listener import Listener
+from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS
+from inflight.entrypoints.serve.supervisor import CUT_GRACE_SECONDS, LAST_SECONDS, FrontEndProcess
+from inflight.errors import EngineError, InflightError, OutOfMemoryError
+from inflight.processes.child_process import STOPPED_LOOK_SECONDS, stop_processes
+
+logger = logging.getLogger(__name__)
+
+_MODULE = "inflight.entrypoints.router.model_main"
+_MAX_FOLDER_BYTES = 80  # so that the path of a socket in it is not too long for the kernel
+
+
+class ModelState(StrEnum):
+    """As llama.cpp's router names them."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    UNLOADING = "unloading"
+
+
+class ShuttingDownError(EngineError):
+    """The server ends, so no model is loaded any more."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """A model that was asked for.
+
+    Attributes:
+        socket: where its process listens.
+        num_active: requests that it answers now.
+        num_waiting: requests that wait until it is loaded.
+        last_used: when a request ended last, by the event loop's clock.
+        idle_seconds: how long it stays loaded without requests.
+        failure: why it could not be loaded the last time.
+        described: what is known of it since it was loaded, by name of the API.
+    """
+
+    known: KnownModel
+    state: ModelState = ModelState.UNLOADED
+    socket: str = ""
+    num_active: int = 0
+    num_waiting: int = 0
+    last_used: float = 0.0
+    idle_seconds: float = math.inf
+    failure: InflightError | None = None
+    described: dict[str, dict[str, Any]] = field(default_factory=dict)  # Any: JSON
+    process: FrontEndProcess | None = None
+    transition: asyncio.Task[None] | None = None
+
+    @property
+    def may_leave(self) -> bool:
+        return self.state is ModelState.LOADED and not self.known.preset.is_pinned
+
+    @property
+    def is_idle(self) -> bool:
+        return self.num_active == 0 and self.num_waiting == 0
+
+
+class LoadedModels:
+    """Used by one event loop. `start_looking` comes first, `close` last.
+
+    Args:
+        settings, args: for all models. A model's preset goes before them, except for what `is_fixed` says was given on the
+            command line.
+        is_fixed: whether the user gave the option of this field on the command line.
+    """
+
+    def __init__(self, settings: ServerSettings, args: EngineArgs, is_fixed: Callable[[str], bool]) -> None:
+        self._settings = settings
+        self._args = args
+        self._is_fixed = is_fixed
+        self._slots: dict[str, Slot] = {}
+        self._occupied: set[Slot] = set()  # has a process, or is about to get one
+        self._room = asyncio.Lock()  # held by the one that waits for room next
+        self._changed = asyncio.Event()  # set when a request has ended, or a slot is free
+        self._is_ending = False
+        self._num_started = 0
+        self._looking: asyncio.Task[None] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def start_looking(self) -> None:
+        base = tempfile.gettempdir()
+        self._folder = tempfile.TemporaryDirectory(  # only this user may open it, so only this user reaches the sockets
+            prefix="inflight-models-", dir="/tmp" if len(os.fsencode(base)) > _MAX_FOLDER_BYTES else base
+        )
+        self._looking = asyncio.create_task(self._look_after())
+
+    def slot(self, known: KnownModel) -> Slot:
+        """The slot of a model, with what the catalog knows of it now."""
+        slot = self._slots.setdefault(known.name, Slot(known))
+        if slot.state is ModelState.UNLOADED:
+            slot.known = known
+        return slot
+
+    def slots(self) -> dict[str, Slot]:
+        return dict(self._slots)
+
+    def newest(self) -> Slot | None:
+        """The loaded model that was used last."""
+        loaded = [slot for slot in self._slots.values() if slot.state is ModelState.LOADED]
+        return max(loaded, key=lambda slot: (slot.num_active > 0, slot.last_used), default=None)
+
+    @asynccontextmanager
+    async def use(self, known: KnownModel, keep_alive: float | None = None) -> AsyncIterator[Slot]:
+        """Load the model if necessary, and keep it loaded while the context lasts.
+
+        Args:
+            keep_alive: seconds that it stays loaded afterwards. None changes nothing.
+
+        Raises:
+            ConfigError, EngineError: it cannot be loaded.
+        """
+        slot = self.slot(known)
+        slot.num_waiting += 1
+        try:
+            while slot.state is not ModelState.LOADED:
+                transition = self.begin_loading(slot)
+                await asyncio.wait([transition])
+                if slot.failure is not None and slot.state is ModelState.UNLOADED:
+                    raise slot.failure
+            slot.num_active += 1
+        finally:
+            slot.num_waiting -= 1
+        try:
+            yield slot
+        finally:
+            slot.num_active -= 1
+            slot.last_used = asyncio.get_running_loop().time()
+            if keep_alive is not None:
+                slot.idle_seconds = keep_alive
+            self._changed.set()
+
+    def begin_loading(self, slot: Slot) -> asyncio.Task[None]:
+        """Load the model unless it is loading already. Returns the task of the change that the slot is in.
+
+        Raises:
+            ShuttingDownError: the server ends.
+        """
+        if slot.transition is None or slot.transition.done():
+            if self._is_ending:
+                raise ShuttingDownError("the server is shutting down")
+            slot.state = ModelState.LOADING
+            slot.failure = None
+            slot.transition = asyncio.create_task(self._load(slot))
+        return slot.transition
+
+    def begin_unloading(self, slot: Slot) -> asyncio.Task[None]:
+        """Unload a loaded model when its last request has ended. Returns the task that does so."""
+        slot.state = ModelState.UNLOADING
+        slot.transition = asyncio.create_task(self._unload(slot))
+        return slot.transition
+
+    async def _load(self, slot: Slot) -> None:
+        begun = time.monotonic()
+        try:
+            await self._make_room(slot)
+            while True:
+                try:
+                    await self._start(slot)
+                    break
+                except OutOfMemoryError:
+                    idle = [each for each in self._by_age() if each.is_idle]
+                    if not idle:
+                        raise
+                    logger.info("%s needs more memory: %s is unloaded", slot.known.name, idle[0].known.name)
+                    await self.begin_unloading(idle[0])
+        except InflightError as error:
+            logger.error("model %s could not be loaded: %s", slot.known.name, error)
+            slot.failure = error
+            slot.state = ModelState.UNLOADED
+            self._free(slot)
+            return
+        except BaseException:
+            slot.state = ModelState.UNLOADED
+            self._free(slot)
+            raise
+        preset = slot.known.preset
+        idle_seconds = preset.idle_seconds if preset.idle_seconds is not None else self._settings.models_idle_timeout
+        slot.idle_seconds = math.inf if idle_seconds is None else idle_seconds
+        slot.last_used = asyncio.get_running_loop().time()
+        slot.state = ModelState.LOADED
+        logger.info("model %s is loaded, after %.2f s", slot.known.name, time.monotonic() - begun)
+
+    async def _make_room(self, slot: Slot) -> None:
+        async with self._room:
+            while len(self._occupied) >= self._settings.models_max:
+                candidates = self._by_age()
+                leaving = any(each.state is ModelState.UNLOADING for each in self._occupied)
+                if candidates and not leaving:
+                    idle = [each for each in candidates if each.is_idle]
+                    self.begin_unloading((idle or candidates)[0])
+                elif all(each.known.preset.is_pinned for each in self._occupied):
+                    raise EngineError(
+                        f"--models-max {self._settings.models_max} models are loaded, and all of them are pinned: raise it, or "
+                        "pin fewer models"
+                    )
+                self._changed.clear()
+                await self._changed.wait()
+            self._occupied.add(slot)
+
+    def _by_age(self) -> list[Slot]:
+        """The models that may be unloaded, the one that was used least recently first."""
+        return sorted((each for each in self._occupied if each.may_leave), key=lambda each: each.last_used)
+
+    async def _start(self, slot: Slot) -> None:
+        """Start the process, and wait until it is ready.
+
+        Raises:
+            ConfigError, EngineError: it could not start. Nothing is left running.
+        """
+        assert self._folder is not None  # `start_looking` was called
+        self._num_started += 1
+        path = str(Path(self._folder.name) / f"{self._num_started}.sock")
+        settings, args = self.settings_of(slot.known, path)
+        listener = Listener(settings)
+        try:
+            start = FrontEndStart(settings=settings, args=args, index=0, is_replacement=False)
+            title = f"inflight: model {slot.known.name}"
+            process = FrontEndProcess(
+                index=self._num_started,
+                listener=listener.socket,
+                start=start,
+                # it is alone, so it shares no files of metrics
+                variables={},
+                title=title,
+                module=_MODULE,
+            )
+        finally:
+            listener.socket.close()  # the process has a copy; the file stays until the process has ended
+        slot.process = process
+        slot.socket = path
+        try:
+            ready: asyncio.Future[Any] = process.ready
+            await asyncio.wait([ready, process.ended], return_when=asyncio.FIRST_COMPLETED)
+            if process.ended.done():
+                raise process.failure or EngineError(f"the process of the model has ended: {process.process.state}")
+            slot.described = {}
+        except BaseException:
+            await self._end_process(slot, CUT)
+            raise
+        process.ended.add_done_callback(lambda _: self._record_end(slot, process))
+
+    def settings_of(self, known: KnownModel, path: str) -> tuple[ServerSettings, EngineArgs]:
+        """The settings of a model's own server, which listens at `path`.
+
+        Raises:
+            ConfigError: the preset does not fit the other settings.
+        """
+        preset = known.preset
+        own = {name: value for name, value in preset.server.items() if not self._is_fixed(name)}
+        of_the_router: dict[str, Any] = {  # Any: the settings' values
+            "root_path": "",
+            "api_keys": (),
+            "api_key_file": None,
+            "admin_api_key": None,
+            "ssl_certfile": None,
+            "ssl_keyfile": None,
+            "ssl_ca_certs": None,
+            "allowed_hosts": ("*",),
+            "allowed_origins": (),
+            "allow_credentials": False,
+            "forwarded_allow_ips": "none",
+            "access_log": "off",
+            "ui": False,
+            "models_dir": None,
+            "models_preset": None,
+            "enable_model_management": False,
+        }
+        changed = {**own, **of_the_router, "uds": path, "served_model_names": known.names}
+        settings = replace(self._settings, **changed)
+        engine = {name: value for name, value in preset.engine.items() if not self._is_fixed(name)}
+        return settings, replace(self._args, **{**engine, "model": known.model})
+
+    def _record_end(self, slot: Slot, process: FrontEndProcess) -> None:
+        """The process has ended. If nobody asked it to, the model is unloaded now."""
+        if slot.process is process and slot.state is ModelState.LOADED and process.failure is not None:
+            logger.error("the process of model %s has ended: %s", slot.known.name, process.failure)
+            slot.state = ModelState.UNLOADING
+            slot.transition = asyncio.create_task(self._remove(slot))
+
+    async def _unload(self, slot: Slot) -> None:
+        while slot.num_active and slot.process is not None and not slot.process.ended.done():
+            self._changed.clear()
+            changed: asyncio.Future[Any] = asyncio.ensure_future(self._changed.wait())
+            await asyncio.wait([changed, slot.process.ended], return_when=asyncio.FIRST_COMPLETED)
+            changed.cancel()
+        await self._remove(slot)
+        logger.info("model %s is unloaded", slot.known.name)
+
+    async def _remove(self, slot: Slot) -> None:
+        await self._end_process(slot, DRAIN)
+        slot.state = ModelState.UNLOADED
+        self._free(slot)
+
+    def _free(self, slot: Slot) -> None:
+        self._occupied.discard(slot)
+        self._changed.set()
+
+    async def _end_process(self, slot: Slot, order: str) -> None:
+        """Tell the process to end, wait until it has, and kill it if it does not."""
+        process = slot.process
+        if process is None:
+            return
+        process.send(order)
+        await asyncio.wait([process.ended], timeout=CUT_SECONDS if order == CUT else END_SECONDS)
+        await asyncio.to_thread(stop_processes, [process.process], LAST_SECONDS)
+        process.close()
+        Path(slot.socket).unlink(missing_ok=True)
+        slot.process = None
+
+    async def _look_after(self) -> None:
+        """Unload models that nobody has used for long, and kill processes that are stopped by a signal."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(STOPPED_LOOK_SECONDS)
+            for slot in list(self._slots.values()):
+                if slot.process is not None and not slot.process.ended.done():
+                    slot.process.process.kill_if_stopped()
+                if slot.may_leave and slot.is_idle and loop.time() - slot.last_used >= slot.idle_seconds:
+                    self.begin_unloading(slot)
+
+    async def check_health(self) -> None:
+        """Always healthy: a model that has failed is loaded again by the next request."""
+
+    async def drain(self, timeout: float) -> None:
+        """Let the requests that run end. After `timeout` seconds the models' servers end them."""
+        self._is_ending = True
+        processes = [slot.process for slot in self._slots.values() if slot.process is not None]
+        for process in processes:
+            process.send(DRAIN)
+        if processes:
+            seconds = timeout + CUT_SECONDS + CUT_GRACE_SECONDS
+            await asyncio.wait([process.ended for process in processes], timeout=seconds)
+
+    async def close(self) -> None:
+        """End all processes."""
+        self._is_ending = True
+        if self._looking is not None:
+            self._looking.cancel()
+        await asyncio.gather(*(self._close_slot(slot) for slot in self._slots.values()))
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                self._folder.cleanup()
+
+    async def _close_slot(self, slot: Slot) -> None:
+        if slot.transition is not None:
+            if slot.process is not None:
+                slot.process.send(CUT)
+            if slot.state is ModelState.LOADING:  # it ends the process that it has started
+                slot.transition.cancel()
+            await asyncio.gather(slot.transition, return_exceptions=True)
+        await self._end_process(slot, CUT)

@@ -1,0 +1,100 @@
+"""The preset file: what llama.cpp's users have in theirs is read, wrong values are one clear error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inflight.entrypoints.router.keep_alive import read_keep_alive
+from inflight.entrypoints.router.presets import Preset, read_presets
+from inflight.errors import ConfigError
+
+OPTIONS = ("model", "max-model-len", "max-num-seqs", "dtype", "reasoning-parser", "uds")
+
+
+def read(values: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    if values.get("dtype") == "wrong":
+        raise ConfigError("dtype='wrong'")
+    server = {name: value for name, value in values.items() if name == "reasoning-parser"}
+    return {name: value for name, value in values.items() if name not in server}, server
+
+
+def presets_of(path: Path, text: str) -> tuple[dict[str, Preset], list[str]]:
+    notes: list[str] = []
+    (path / "p.ini").write_text(text)
+    return read_presets(path / "p.ini", OPTIONS, read, notes.append), notes
+
+
+def test_a_file_of_llama_cpp(tmp_path: Path) -> None:
+    found, notes = presets_of(
+        tmp_path,
+        """
+        version = 1
+        ; for all
+        [*]
+        c = 8192   ; tokens
+        n-gpu-layers = 8
+        jinja
+
+        [org/name:Q8_0]
+        c = 4096
+        load-on-startup = true
+
+        [coder]
+        LLAMA_ARG_HF_REPO = org/coder
+        ctx-size = 0
+        np = 4
+        alias = me
+        reasoning-parser = none
+        pin = yes
+        idle-timeout = 5m
+        """.replace("\n        ", "\n"),
+    )
+    assert found["*"] == Preset(engine={"max-model-len": "8192"})
+    assert found["org/name:Q8_0"] == Preset(engine={"max-model-len": "4096"}, loads_on_startup=True)
+    coder = found["coder"]
+    assert (coder.model, coder.is_pinned, coder.idle_seconds) == ("org/coder", True, 300)
+    assert coder.server == {"reasoning-parser": "none"} and coder.engine["max-num-seqs"] == "4"
+    assert any("[coder]" in note and "alias (the router sets it)" in note for note in notes)
+    assert all("n-gpu-layers" in note and "jinja" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[a]\ndtype = wrong", r"\[a\]: dtype='wrong'"),
+        ("[a]\npin = maybe", "pin = 'maybe' is neither true nor false"),
+        ("[a]\nidle-timeout = soon", "keep_alive='soon'"),
+        ("[a]\nmodel = x\nmodel = y", "already exists"),
+        ("[a]\n[a]", "already exists"),
+    ],
+)
+def test_wrong_files(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        presets_of(tmp_path, text)
+
+
+def test_an_absent_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_presets(tmp_path / "absent", OPTIONS, read, print)
+
+
+def test_keep_alive() -> None:
+    assert [read_keep_alive(each) for each in (0, 2.5, "300", "5m", "1h30m", "1.5s", "100ms")] == [
+        0,
+        2.5,
+        300,
+        300,
+        5400,
+        1.5,
+        0.1,
+    ]
+    assert read_keep_alive(-1) == read_keep_alive("-1m") == math.inf
+    wrong: list[Any] = ["", "soon", "5 m", "m", "nan", True, []]
+    for each in wrong:
+        with pytest.raises(ConfigError, match="keep_alive="):
+            read_keep_alive(each)
