@@ -155,12 +155,10 @@ def _resolve_gguf_of_hub(model: str, revision: str | None) -> Path:
     the first part of a split model, all parts are downloaded. No other file is."""
     repository, _, wanted = model.partition(":")
     names, where = _gguf_files_of_hub(repository, revision)
-    # The tag has to be a whole word of the name: Q4_K does not match Q4_K_M, and Q4_K_M does not match IQ4_K_M.
-    tag = re.compile(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9_])", re.IGNORECASE)
     whole = [
         path.as_posix() for path in without_later_parts(map(PurePosixPath, names)) if not path.name.startswith(MMPROJ)
     ]
-    chosen = [name for name in names if name == wanted] or [name for name in whole if tag.search(name)]
+    chosen = [name for name in names if name == wanted] or [name for name in whole if has_tag(name, wanted)]
     if len(chosen) != 1:
         what = f"{len(chosen)} GGUF files with {wanted!r} in their names" if chosen else f"no GGUF file {wanted!r}"
         raise ModelNotFoundError(
@@ -179,6 +177,11 @@ def _resolve_gguf_of_hub(model: str, revision: str | None) -> Path:
             f"model={model!r}: {name} is the first of {len(parts)} parts of a model, but {where} lacks {', '.join(missing)}"
         )
     return _download(repository, revision, [glob.escape(str(part)) for part in parts]) / name
+
+
+def has_tag(name: str, tag: str) -> bool:
+    """Whether the tag is a whole word of the name: Q4_K is not in a name with Q4_K_M, and Q4_K_M not in one with IQ4_K_M."""
+    return re.search(rf"(?<![a-z0-9]){re.escape(tag)}(?![a-z0-9_])", name, re.IGNORECASE) is not None
 
 
 def gguf_parts(path: AnyPath) -> list[AnyPath]:

@@ -14,7 +14,7 @@ from inflight.config.unknown_family import describe_model
 from inflight.config.weight_room import find_room, num_weights
 from inflight.damaged_files import named_errors
 from inflight.errors import ModelNotFoundError, TokenizerError, UnsupportedModelError
-from inflight.hub import resolve_model_folder, resolve_without_weights
+from inflight.hub import has_tag, resolve_model_folder, resolve_without_weights
 from inflight.hub_cache import cached_models, size_text
 from inflight.model_name import EMBEDDED
 from inflight.parsers.selector import AUTO, resolve_parsers
@@ -52,7 +52,7 @@ def _find(model: str | None, revision: str | None) -> Path:
     # a GGUF file on the hub has its weights in it: it is not downloaded only to be shown
     repository, _, file = model.partition(":")
     names = [each.name for each in cached_models() if each.name.startswith(f"{repository}:")]
-    if model not in names and not any(file.lower() in name.lower() for name in names):
+    if model not in names and not any(has_tag(name.partition(":")[2], file) for name in names):
         has = f" (it has {', '.join(names)})" if names else ""
         raise ModelNotFoundError(f"the hub's cache has no {model!r}{has}: `inflight pull {model}` downloads it")
     return resolve_model_folder(model, revision)

@@ -83,6 +83,7 @@ def test_what_a_model_is(cache: Path, tmp_path: Path) -> None:
     ("model", "says"),
     [
         ("org/quants:Q2_K", "`inflight pull org/quants:Q2_K` downloads it"),
+        ("org/quants:Q8", "`inflight pull org/quants:Q8` downloads it"),  # Q8_0 is there
         ("org/absent", "it is not in the hub's cache"),
         ("./absent", "there is no folder './absent'"),
     ],
