@@ -17,6 +17,7 @@ from inflight.interface.part_kinds import PART_KINDS
 from inflight.kv_connector.tier_selector import TIERS
 from inflight.model_loader.gguf_blocks import UNPACKERS
 from inflight.models.layer_kinds import MIXERS, MLPS
+from inflight.models.vision.towers import TOWERS
 from inflight.parsers.reasoning_families import REASONING
 from inflight.parsers.selector import TOOL_PARSERS
 from tests.architecture.source import PACKAGE, Package
@@ -86,11 +87,15 @@ def all_edges() -> list[Edge]:
             part_tables + (answers if kind in ANSWER_PARTS else []),
         )
         for kind in PART_KINDS
-        if kind != "images"  # this part has rooms of its own: towers, media, and its half of the scheduler
+        # Images as a whole are no row: prompts, chats and the scheduler's plan have places for them, as for text. What
+        # is plugged in are the towers, which compute their embeddings, and the families that have one.
+        if kind != "images"
     ]
+    tower_files = sorted({_file(place.partition(":")[0]) for place in TOWERS.values()})
+    towers = [edge("tower", file, [file], ["models/vision/towers.py"]) for file in tower_files]
     unpackers = ["model_loader/gguf_blocks.py"]
     gguf_types = [edge("type of GGUF tensors", name, [], unpackers, [name]) for name in UNPACKERS]
-    found = [*apis, *parsers, *reasoning, *tiers, *executors, *families, *layers, *parts, *gguf_types]
+    found = [*apis, *parsers, *reasoning, *tiers, *executors, *families, *layers, *towers, *parts, *gguf_types]
     return [each for each in found if not each.files & OF_THE_ENGINE]
 
 

@@ -75,6 +75,7 @@ def suites() -> list[Suite]:
         "test_pydantic_ai.py",
     ]
     current += ["test_openai_agents.py", "test_cohere.py", "test_images.py"]
+    templates = ["templates", "image_templates", "gemma_images"]
     own = [
         str(ROOT / ".venv" / "bin" / "python"),
         "-m",
@@ -85,7 +86,7 @@ def suites() -> list[Suite]:
         "--tb=short",
     ]
     return [
-        Suite("templates", [*own, str(HERE / "test_templates.py"), str(HERE / "test_image_templates.py")], 1800),
+        Suite("templates", [*own, *(str(HERE / f"test_{name}.py") for name in templates)], 1800),
         Suite("openai-3", pytest("openai-3", *current), 900),
         Suite(
             "openai-2",

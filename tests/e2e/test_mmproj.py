@@ -18,7 +18,13 @@ MAX_TOKENS = 8
 PARAMS = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
 ARGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 4, "seed": 0}
 QWEN = "<|vision_start|><|image_pad|><|vision_end|>"
-PLACEHOLDERS = {"smolvlm": "<image>", "qwen2_5_vl": QWEN, "qwen3_vl_moe": QWEN}
+PLACEHOLDERS = {
+    "smolvlm": "<image>",
+    "gemma3": "<start_of_image>",
+    "qwen2_5_vl": QWEN,
+    "qwen3_vl_moe": QWEN,
+    "qwen3_5": QWEN,
+}
 
 
 def prompt_of(family: str) -> str:

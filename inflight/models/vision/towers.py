@@ -1,7 +1,7 @@
 """`make_tower`: the vision tower of each kind of specification."""
 
-from collections.abc import Callable
-from typing import Any
+from pkgutil import resolve_name
+from typing import cast
 
 from inflight.config.vision import (
     Gemma3VisionSpec,
@@ -13,29 +13,25 @@ from inflight.config.vision import (
     VisionSpec,
 )
 from inflight.layers.context import LayerContext
-from inflight.models.vision.gemma4 import Gemma4Tower
-from inflight.models.vision.qwen import Qwen3Tower, Qwen25Tower
-from inflight.models.vision.siglip import Gemma3Tower, Idefics3Tower
 from inflight.models.vision.tower import Embed, VisionTower
 
-# Any: the class of specification that is the key
-TOWERS: dict[type[VisionSpec], Callable[[Any, LayerContext], VisionTower]] = {
-    Idefics3VisionSpec: Idefics3Tower,
-    Gemma3VisionSpec: Gemma3Tower,
-    Gemma4VisionSpec: Gemma4Tower,
-    Qwen3VisionSpec: Qwen3Tower,
-    Qwen25VisionSpec: Qwen25Tower,
+# Imported when a model has one: that of transformers needs an optional package.
+TOWERS: dict[type[VisionSpec], str] = {
+    Idefics3VisionSpec: "inflight.models.vision.siglip:Idefics3Tower",
+    Gemma3VisionSpec: "inflight.models.vision.siglip:Gemma3Tower",
+    Gemma4VisionSpec: "inflight.models.vision.gemma4:Gemma4Tower",
+    Qwen3VisionSpec: "inflight.models.vision.qwen:Qwen3Tower",
+    Qwen25VisionSpec: "inflight.models.vision.qwen:Qwen25Tower",
+    TransformersVisionSpec: "inflight.models.transformers_fallback.tower:TransformersTower",
 }
 
 
 def make_tower(spec: VisionSpec, context: LayerContext, embed: Embed) -> VisionTower:
     """`embed`: of the decoder."""
+    tower_class = resolve_name(TOWERS[type(spec)])
     if isinstance(spec, TransformersVisionSpec):
-        # transformers is optional
-        from inflight.models.transformers_fallback.tower import TransformersTower
-
-        return TransformersTower(spec, context, embed)
-    tower = TOWERS[type(spec)](spec, context)
+        return cast("VisionTower", tower_class(spec, context, embed))
+    tower = cast("VisionTower", tower_class(spec, context))
     if context.device.type == "cpu":
         tower.group = context.tp
     return tower
