@@ -3,8 +3,9 @@
     python -m benchmarks.vision [--shapes smolvlm,qwen3-vl-2b] [--formats bfloat16,int8] [--rounds 5]
 
 The towers have the sizes of published models and random weights; the decoders behind them are tiny. Each image is computed
-alone, by all cores. Speeds are patches per second. Inflight's int8 stands against transformers' bfloat16. The cosine is that of
-our embeddings with those of transformers in float32.
+alone, by all cores. Speeds are patches per second. Inflight's int8 stands against transformers' bfloat16. The share of the
+roofline is that of Inflight: the multiplications and additions that torch counts in transformers' tower, against the peak of
+the processor (benchmarks.roofline). The cosine is that of our embeddings with those of transformers in float32.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForImageTextToText, PreTrainedConfig, Qwen3VLConfig, SmolVLMConfig
 
 from benchmarks.shared.in_turns import compare_in_turns
 from benchmarks.shared.models import DEFAULT_MODELS_FOLDER
 from benchmarks.shared.report import emit, print_table
+from benchmarks.speed.roofline import Machine, measure_machine
 from inflight.attention.selector import get_backend
 from inflight.config.engine import ModelConfig, QuantizationConfig
 from inflight.config.gguf_config import read_model_config
@@ -33,7 +36,7 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.model_loader.loader import load_model
 from inflight.models.vision.tower import VisionTower
 
-GOAL = 1.2
+GOAL, ROOFLINE_GOAL = 1.2, 0.6
 VOCAB_SIZE, BLOCK_SIZE = 128, 16
 _TEXT = {
     "vocab_size": VOCAB_SIZE,
@@ -128,7 +131,14 @@ def speed(encode: Callable[[], object], num_patches: int, repeats: int) -> Calla
     return timed
 
 
-def measure(name: str, weights: str, rounds: int, models_folder: Path) -> list[list[str]]:
+def count_operations(encode: Callable[[], object]) -> int:
+    """Multiplications and additions of matrix products and attention."""
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        encode()
+    return int(counter.get_total_flops())
+
+
+def measure(name: str, weights: str, rounds: int, models_folder: Path, machine: Machine) -> list[list[str]]:
     folder = model_folder(name, models_folder)
     dtype = torch.bfloat16 if weights == "int8" else getattr(torch, weights)
     tower = load_tower(folder, weights)
@@ -149,7 +159,11 @@ def measure(name: str, weights: str, rounds: int, models_folder: Path) -> list[l
             speed(partial(reference, peer, pixels, grid), num_patches, repeats),
             speed(partial(tower.encode, pixels, grid), num_patches, repeats),
         )
-        rows.append([*compare_in_turns("vision", case, *sides, rounds), f"{cosine:.5f}"])
+        row = compare_in_turns("vision", case, *sides, rounds)
+        per_patch = count_operations(partial(reference, peer, pixels, grid)) / num_patches
+        share = float(row[2]) * per_patch / machine.peak("int8" if weights == "int8" else "bf16")
+        emit(benchmark="vision", case=case, operations_per_patch=round(per_patch), share_of_roofline=round(share, 3))
+        rows.append([*row, f"{share:.2f}", f"{cosine:.5f}"])
     return rows
 
 
@@ -163,13 +177,15 @@ def main() -> None:
     )
     args = parser.parse_args()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
+    machine = measure_machine()
     rows = [
         row
         for shape in args.shapes.split(",")
         for weights in args.formats.split(",")
-        for row in measure(shape, weights, args.rounds, args.models)
+        for row in measure(shape, weights, args.rounds, args.models, machine)
     ]
-    print_table(["case", "transformers", "inflight", f"ratio (goal {GOAL})", "cosine"], rows)
+    roofline = f"share of the roofline (goal {ROOFLINE_GOAL})"
+    print_table(["case", "transformers", "inflight", f"ratio (goal {GOAL})", roofline, "cosine"], rows)
 
 
 if __name__ == "__main__":
