@@ -79,8 +79,8 @@ def sent(server: RunningServer, body: dict[str, Any], share: float = 1.0) -> Ite
     url = httpx.URL(server.url)
     assert url.port is not None
     content = json.dumps(body).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    request = head.encode() + content
+    fields = f"Host: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    request = f"POST {CHAT} HTTP/1.1\r\n{fields}\r\n\r\n".encode() + content
     with socket.create_connection((url.host, url.port), 300) as connection:
         connection.sendall(request[: int(len(request) * share)])
         yield connection
