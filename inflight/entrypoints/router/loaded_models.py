@@ -28,7 +28,7 @@ from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS
 from inflight.entrypoints.serve.supervisor import CUT_GRACE_SECONDS, LAST_SECONDS, FrontEndProcess
-from inflight.errors import EngineError, InflightError, OutOfMemoryError
+from inflight.errors import EngineError, InflightError, OutOfMemoryError, put_place_before
 from inflight.processes.child_process import STOPPED_LOOK_SECONDS, stop_processes
 
 logger = logging.getLogger(__name__)
@@ -194,7 +194,8 @@ class LoadedModels:
                     logger.info("%s needs more memory: %s is unloaded", slot.known.name, idle[0].known.name)
                     await self.begin_unloading(idle[0])
         except InflightError as error:
-            logger.error("model %s could not be loaded: %s", slot.known.name, error)
+            put_place_before(error, f"model {slot.known.name} could not be loaded")
+            logger.error("%s", error)
             slot.failure = error
             slot.state = ModelState.UNLOADED
             self._free(slot)
