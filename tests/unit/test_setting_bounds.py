@@ -100,6 +100,8 @@ BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
         "max_total_body_bytes": (1024, 2**40),
         "max_header_bytes": (1024, M),
         "stream_keep_alive_interval": (0.001, WEEK),
+        "models_max": (1, 1024),
+        "models_idle_timeout": (0.001, WEEK),
     },
 }
 # the lower bound itself is refused

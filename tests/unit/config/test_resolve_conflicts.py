@@ -193,7 +193,8 @@ CONFLICTS: list[tuple[Machine, ModelArchitecture, dict[str, Any], str]] = [
     (MACHINE, ARCHITECTURE, {"max_num_batched_tokens": 9, "max_num_seqs": 10}, "max_num_batched_tokens=9 is less than"),
     (MACHINE, replace(LONG, max_position_embeddings=2**24 + 1), {}, "are more token ids than a rank keeps"),
     (MACHINE, ARCHITECTURE, {"pipeline_depth": 3}, "pipeline_depth=3 is for pipeline_parallel_size > 1; leave it out"),
-    (MACHINE, ARCHITECTURE, {"speculative_config": {"method": "eagle"}}, "speculative_config: method='eagle'"),
+    (MACHINE, ARCHITECTURE, {"speculative_config": {"method": "medusa"}}, "speculative_config: method='medusa'"),
+    (MACHINE, ARCHITECTURE, {"speculative_config": {"method": "eagle"}}, "eagle needs a `model`"),
     (MACHINE, ARCHITECTURE, {"kv_events_config": {"endpont": 1}}, "kv_events_config has no 'endpont'"),
     (
         MACHINE,
