@@ -258,7 +258,7 @@ def test_a_load_beside_streams(folder: Path) -> None:
             times = [
                 time.monotonic()
                 for _ in client.completions.create(
-                    model="chat", prompt="Once", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
+                    model="chat", prompt="Once", max_tokens=500, stream=True, extra_body={"ignore_eos": True}
                 )
             ]
             return [later - earlier for earlier, later in itertools.pairwise(times)]

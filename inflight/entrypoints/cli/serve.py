@@ -1,7 +1,7 @@
 """`inflight serve`: starts a server with the HTTP API of OpenAI, or only checks its options (--check)."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,8 +88,13 @@ def serve(
             presets = _read_presets(context, settings)
         except ConfigError as error:
             problems.append(str(error))
+    fields = {**Options(EngineArgs).names(), **Options(ServerSettings).names()}
+
+    def is_fixed(field: str) -> bool:
+        return source_of(context, fields.get(field, field)) == "COMMANDLINE"
+
     if check:
-        _report(problems, settings, args)
+        _report(problems, settings, args, presets, is_fixed)
     if problems or settings is None or args is None:
         raise ConfigError("; ".join(problems))
     if settings.headless:
@@ -99,8 +104,7 @@ def serve(
     if settings.serves_several_models:
         from inflight.entrypoints.router.command import run_router  # loads uvicorn
 
-        fields = {**Options(EngineArgs).names(), **Options(ServerSettings).names()}
-        run_router(settings, args, presets, lambda field: source_of(context, fields.get(field, field)) == "COMMANDLINE")
+        run_router(settings, args, presets, is_fixed)
     from inflight.entrypoints.serve.command import run_server  # loads uvicorn, which `--help` does not need
 
     run_server(settings, args)
@@ -145,11 +149,29 @@ def _as_option(name: str, text: str, is_flag: bool) -> list[str]:
     return [f"--{name}"] if text.lower() not in ("false", "0", "off", "no") else [f"--no-{name}"]
 
 
-def _report(problems: list[str], settings: ServerSettings | None, args: EngineArgs | None) -> None:
+def _report(
+    problems: list[str],
+    settings: ServerSettings | None,
+    args: EngineArgs | None,
+    presets: dict[str, Any],  # Any: `Preset`
+    is_fixed: Callable[[str], bool],
+) -> None:
+    """Checks the files, too. The last three arguments are those of `run_router`."""
     from inflight.entrypoints.serve.check import model_problems, server_problems  # loads tokenizers: slow
 
     problems += [] if settings is None else server_problems(settings)
-    problems += [] if args is None else model_problems(args)
+    if settings is not None and args is not None and settings.serves_several_models:
+        from inflight.entrypoints.router.command import settings_of_models  # loads uvicorn
+
+        try:
+            models = {} if problems else settings_of_models(settings, args, presets, is_fixed)
+        except ConfigError as error:
+            problems.append(str(error))
+        else:
+            for name, own_args in models.items():
+                problems += [f"{name}: {problem}" for problem in model_problems(own_args)]
+    elif args is not None:
+        problems += model_problems(args)
     for problem in dict.fromkeys(problems):  # a damaged file may be a problem of several checks
         tell("error", problem)
     if not problems:

@@ -13,7 +13,7 @@ import uvloop
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.router.app import RouterApp
 from inflight.entrypoints.router.catalog import Catalog
-from inflight.entrypoints.router.loaded_models import LoadedModels
+from inflight.entrypoints.router.loaded_models import LoadedModels, settings_of_model
 from inflight.entrypoints.router.presets import ALL, Preset
 from inflight.entrypoints.serve.command import warn_if_open
 from inflight.entrypoints.serve.listener import Listener
@@ -22,7 +22,7 @@ from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import END_SECONDS, Shutdown
 from inflight.entrypoints.serve.terminal import ServerTerminal
 from inflight.entrypoints.serve.tls import make_ssl_context
-from inflight.errors import ConfigError
+from inflight.errors import ConfigError, put_place_before
 from inflight.logs import exit_now
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,24 @@ def make_catalog(settings: ServerSettings, presets: Mapping[str, Preset]) -> Cat
     folder = None if settings.models_dir is None else Path(settings.models_dir).expanduser()
     has_cache = folder is None or settings.enable_model_management
     return Catalog(folder, dict(presets), has_cache=has_cache)
+
+
+def settings_of_models(
+    settings: ServerSettings, args: EngineArgs, presets: Mapping[str, Preset], is_fixed: Callable[[str], bool]
+) -> dict[str, EngineArgs]:
+    """The name of each model -> the settings of its engine. The arguments are those of `run_router`.
+
+    Raises:
+        ConfigError: a preset does not fit the other settings. The message names the model.
+    """
+    found = {}
+    for name, known in make_catalog(settings, presets).models().items():
+        try:
+            _, found[name] = settings_of_model(settings, args, is_fixed, known, "/inflight.sock")
+        except ConfigError as error:
+            put_place_before(error, name)
+            raise
+    return found
 
 
 def run_router(

@@ -271,35 +271,8 @@ class LoadedModels:
         process.ended.add_done_callback(lambda _: self._record_end(slot, process))
 
     def settings_of(self, known: KnownModel, path: str) -> tuple[ServerSettings, EngineArgs]:
-        """The settings of a model's own server, which listens at `path`.
-
-        Raises:
-            ConfigError: the preset does not fit the other settings.
-        """
-        preset = known.preset
-        own = {name: value for name, value in preset.server.items() if not self._is_fixed(name)}
-        of_the_router: dict[str, Any] = {  # Any: the settings' values
-            "root_path": "",
-            "api_keys": (),
-            "api_key_file": None,
-            "admin_api_key": None,
-            "ssl_certfile": None,
-            "ssl_keyfile": None,
-            "ssl_ca_certs": None,
-            "allowed_hosts": ("*",),
-            "allowed_origins": (),
-            "allow_credentials": False,
-            "forwarded_allow_ips": "none",
-            "access_log": "off",
-            "ui": False,
-            "models_dir": None,
-            "models_preset": None,
-            "enable_model_management": False,
-        }
-        changed = {**own, **of_the_router, "uds": path, "served_model_names": known.names}
-        settings = replace(self._settings, **changed)
-        engine = {name: value for name, value in preset.engine.items() if not self._is_fixed(name)}
-        return settings, replace(self._args, **{**engine, "model": known.model})
+        """See `settings_of_model`."""
+        return settings_of_model(self._settings, self._args, self._is_fixed, known, path)
 
     def _record_end(self, slot: Slot, process: FrontEndProcess) -> None:
         """The process has ended. If nobody asked it to, the model is unloaded now."""
@@ -380,3 +353,41 @@ class LoadedModels:
                 slot.transition.cancel()
             await asyncio.gather(slot.transition, return_exceptions=True)
         await self._end_process(slot, CUT)
+
+
+def settings_of_model(
+    settings: ServerSettings, args: EngineArgs, is_fixed: Callable[[str], bool], known: KnownModel, path: str
+) -> tuple[ServerSettings, EngineArgs]:
+    """The settings of a model's own server, which listens at `path`.
+
+    Args:
+        settings, args: of the router.
+        is_fixed: whether a setting was given on the router's command line, which counts more than a preset.
+
+    Raises:
+        ConfigError: the preset does not fit the other settings.
+    """
+    preset = known.preset
+    own = {name: value for name, value in preset.server.items() if not is_fixed(name)}
+    of_the_router: dict[str, Any] = {  # Any: the settings' values
+        "root_path": "",
+        "api_keys": (),
+        "api_key_file": None,
+        "admin_api_key": None,
+        "ssl_certfile": None,
+        "ssl_keyfile": None,
+        "ssl_ca_certs": None,
+        "allowed_hosts": ("*",),
+        "allowed_origins": (),
+        "allow_credentials": False,
+        "forwarded_allow_ips": "none",
+        "access_log": "off",
+        "ui": False,
+        "models_dir": None,
+        "models_preset": None,
+        "enable_model_management": False,
+    }
+    changed = {**own, **of_the_router, "uds": path, "served_model_names": known.names}
+    own_settings = replace(settings, **changed)
+    engine = {name: value for name, value in preset.engine.items() if not is_fixed(name)}
+    return own_settings, replace(args, **{**engine, "model": known.model})

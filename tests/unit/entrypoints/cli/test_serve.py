@@ -73,6 +73,24 @@ def test_a_check_starts_nothing(started: list[tuple[Any, ...]], monkeypatch: pyt
     assert done.exit_code == 2 and done.output.count("error: ") == 2
 
 
+def test_each_of_several_models_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the options of its own section, and those of the command line count more."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    presets = tmp_path / "presets.ini"
+    presets.write_text("[a]\nmax-model-len = 64\nmax-num-seqs = 3\n")
+    monkeypatch.setattr(
+        "inflight.entrypoints.serve.check.model_problems",
+        lambda args: [f"{Path(args.model).name}, {args.max_model_len}, {args.max_num_seqs}"],
+    )
+    done = invoke(
+        ["serve", "--models-dir", str(tmp_path), "--models-preset", str(presets), "--max-num-seqs", "5", "--check"]
+    )
+    assert done.exit_code == 2
+    assert done.output.splitlines() == ["error: a: a, 64, 5", "error: b: b, None, 5"]
+
+
 def test_the_key_of_vllm_is_a_key(started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "key-of-vllm")
     assert invoke(["serve"]).exit_code == 0
