@@ -61,11 +61,12 @@ def shape_of(name: str) -> Shape:
         small = SmolVLMConfig(vision_config=tower, text_config=text, scale_factor=4, image_token_id=VOCAB_SIZE - 1)
         return Shape(small, [(1, 32, 32)] * 17)
     tower = {"hidden_size": 1024, "num_heads": 16, "depth": 24, "intermediate_size": 4096, "out_hidden_size": 1024}
+    features = {"deepstack_visual_indexes": [5, 11, 17]}
     text = {
         **_text("qwen3_vl_text"), "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
     }  # fmt: skip
-    config = Qwen3VLConfig(vision_config=tower, text_config=text, image_token_id=VOCAB_SIZE - 1)
+    config = Qwen3VLConfig(vision_config={**tower, **features}, text_config=text, image_token_id=VOCAB_SIZE - 1)
     return Shape(config, [(1, 64, 64)])
 
 
