@@ -253,12 +253,16 @@ def test_a_rank_that_calls_itself_another_one_is_dropped(waiting: int) -> None:
 
 def test_strangers_cause_a_line_a_second(waiting: int, caplog: pytest.LogCaptureFixture) -> None:
     begin = time.monotonic()
-    for _ in range(300):
+    num_strangers = 0
+    lines: list[str] = []
+    # a line of the test before may be less than a second old
+    while num_strangers < 300 or (not lines and time.monotonic() < begin + 300):
         with socket.create_connection(("127.0.0.1", waiting)) as stranger:
             stranger.sendall(b"x" * 68)
             stranger.settimeout(300)
             stranger.recv(GREETING_BYTES + PROOF_BYTES, socket.MSG_WAITALL)
-    lines = [text for text in caplog.messages if "was dropped" in text]
+        num_strangers += 1
+        lines = [text for text in caplog.messages if "was dropped" in text]
     assert 1 <= len(lines) <= 2 + time.monotonic() - begin
 
 
