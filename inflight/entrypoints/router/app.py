@@ -1,9 +1,9 @@
 """`RouterApp`: the app of a server with several models. It finds the model of a request, has it loaded, and forwards to it.
 
 The router itself answers what concerns all models: /v1/models, /models/load and /models/unload (llama.cpp's), /api/tags, ps,
-show, pull and delete (Ollama's), /metrics, /health and /version. Everything else goes to the process of the model that the body
-names, or else the query, as in `GET /tokenizer_info?model=NAME`. Without a name it is the only model, if there is only one, and
-for requests without a body the loaded model that was used last.
+show, pull and delete (Ollama's), /metrics, /health and /version. All other requests go to the process of the model that the
+body or the query names, as in `GET /tokenizer_info?model=NAME`. Without a name, a request without a body goes to the loaded
+model that was used last; otherwise it goes to the only model, and if there are several, it is refused.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ Answer = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class NamedModel(msgspec.Struct):
-    """The members of a body that the router reads. All others are the model's own server's."""
+    """The fields of a body that the router reads. The model's own server reads all of them."""
 
     model: Any = None
     name: Any = None
@@ -127,7 +127,7 @@ class RouterApp:
 
     async def _find(self, asked: object, body: bytes) -> KnownModel:
         if asked is not None and not isinstance(asked, str):
-            raise RequestError(400, f"model should be a string, and is {type(asked).__name__}", "invalid_type")
+            raise RequestError(400, f"model must be a string, not {type(asked).__name__}", "invalid_type")
         if asked:
             return await asyncio.to_thread(self._catalog.find, asked)
         newest = self._models.newest()
@@ -150,7 +150,7 @@ class RouterApp:
         await send_json(send, 200, {"success": True})
 
     async def _unload(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Begin to unload: requests that run end first."""
+        """Begin to unload: running requests end first."""
         slot = await self._slot_of(receive)
         if slot.state is not ModelState.LOADED:
             raise RequestError(400, f"model {slot.known.name!r} is {slot.state}, not loaded", "model_not_loaded")
@@ -175,7 +175,7 @@ class RouterApp:
         await send_json(send, 200, {"models": await self._descriptions.running()})
 
     async def _show(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A loaded model's server answers; another model is not loaded for it."""
+        """If the model is loaded, its server answers; otherwise the router does, without loading it."""
         body = await _read_body(receive)
         named = await _named(body)
         known = await self._find(named.model or named.name, body)
@@ -270,7 +270,7 @@ def _query(scope: Scope, name: str) -> str | None:
 def _keep_alive(named: NamedModel) -> float | None:
     """
     Raises:
-        RequestError: it is no such value.
+        RequestError: `keep_alive` cannot be read.
     """
     if named.keep_alive is None:
         return None

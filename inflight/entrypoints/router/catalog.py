@@ -16,14 +16,14 @@ _PART = "-00001-of-"
 
 
 class NameOutsideError(ConfigError):
-    """A name that would be a path out of the folder of models."""
+    """A name that is a path out of the folder of models."""
 
 
 @dataclass(frozen=True)
 class KnownModel:
     """
     Attributes:
-        name: by which requests ask for the model.
+        name: the name by which requests ask for the model.
         model: as `inflight serve` takes it: a folder, a GGUF file, or a name on the hub.
         preset: its section of the preset file; a section without options if it has none.
         is_cached: whether it is in the hub's cache, and so can be deleted over HTTP.
@@ -47,7 +47,7 @@ class KnownModel:
 
     @property
     def digest(self) -> str:
-        """Another one when the files have changed. It is not the digest of their contents, which takes long to compute."""
+        """It changes when the files change. It is not a digest of their contents, which would take long to compute."""
         return hashlib.sha256(f"{self.model}\0{self.num_bytes}\0{self.modified}".encode()).hexdigest()
 
 
@@ -71,8 +71,8 @@ class Catalog:
         self._has_cache = has_cache
 
     def models(self) -> dict[str, KnownModel]:
-        """By name. Looks at the disk, because models may have come or gone. A section of the preset file goes before a model of
-        the folder with the same name, and this before one of the cache."""
+        """By name. Reads the folder each time, because models may have been added or removed. If several models have one name,
+        a section of the preset file goes before the folder, and the folder before the hub's cache."""
         found = {}
         if self._has_cache:
             found = {
@@ -130,8 +130,8 @@ def _known(name: str, path: Path, preset: Preset) -> KnownModel:
 
 
 def _models_in(folder: Path, prefix: str = "") -> Iterator[tuple[str, Path]]:
-    """Names and paths. A model is a folder with config.json, a folder with a GGUF file, or a GGUF file. Folders without either
-    are looked into once, as hub ids have two parts."""
+    """Names and paths. A model is a folder with config.json, a folder with a GGUF file, or a GGUF file. Of a folder
+    without either, the folders in it are read, but not deeper, because hub ids have two parts (ORG/NAME)."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
@@ -152,7 +152,7 @@ def _models_in(folder: Path, prefix: str = "") -> Iterator[tuple[str, Path]]:
 
 
 def _is_model(path: Path) -> bool:
-    """Whether a GGUF file is a model, or its first part, and not what a model needs for images."""
+    """Whether a GGUF file is a model or its first part. An `mmproj` file, which has a model's vision tower, is not."""
     return not path.name.startswith(MMPROJ) and gguf_parts(path)[0] == path
 
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class _NoMetrics:
-    """The models' own servers count their requests."""
+    """Counts nothing: the models' own servers count their requests."""
 
     def http_request(self, route: str, status: int, seconds: float) -> None: ...
 
@@ -53,7 +53,7 @@ class ServedModels:
 def make_catalog(settings: ServerSettings, presets: Mapping[str, Preset]) -> Catalog:
     """
     Raises:
-        ConfigError: the folder is none, or too many models shall be loaded at the start.
+        ConfigError: `models_dir` is not a folder, or more models are loaded at the start or pinned than `models_max` allows.
     """
     first = [name for name, preset in presets.items() if name != ALL and (preset.loads_on_startup or preset.is_pinned)]
     if len(first) > settings.models_max:
@@ -115,7 +115,7 @@ def run_router(
                 for each in known.values():
                     if each.preset.loads_on_startup:
                         models.begin_loading(models.slot(each))
-                logger.info("ready: %s serves %d models, loaded when they are asked for", settings.url, len(known))
+                logger.info("ready: %s serves %d models, each loaded by its first request", settings.url, len(known))
                 return ServedModels(models, app, _NoMetrics())
 
             # the models' servers have END_SECONDS to end; after that this process has the same time

@@ -1,4 +1,4 @@
-"""`Descriptions`: what clients are told about models, loaded or not, in the forms of OpenAI, llama.cpp and Ollama."""
+"""`Descriptions`: descriptions of models, loaded or not, in the formats of OpenAI, llama.cpp and Ollama."""
 
 import asyncio
 import math
@@ -87,7 +87,7 @@ class Descriptions:
         }
 
     async def metrics(self) -> bytes:
-        """The metrics of all loaded models, which have a label for the model's name."""
+        """The metrics of all loaded models. The label `model_name` has the model."""
         texts = []
         for slot in self._models.slots().values():
             if slot.state is ModelState.LOADED:
@@ -99,7 +99,7 @@ class Descriptions:
 
 
 def merge_metrics(texts: list[str]) -> str:
-    """One text in Prometheus' format of several: the samples of a metric come together, after one HELP and TYPE."""
+    """Several texts in Prometheus' format as one: all samples of a metric come together, after one HELP and TYPE."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for text in texts:
@@ -121,7 +121,7 @@ def merge_metrics(texts: list[str]) -> str:
 
 
 async def _ask(slot: Slot, path: str, member: str) -> Json:
-    """What the model's own server says of it; nothing if it is not loaded. It is asked once."""
+    """What the model's own server says about it; empty if it is not loaded. The server is asked once after each load."""
     if slot.state is not ModelState.LOADED:
         return {}
     if path not in slot.described:

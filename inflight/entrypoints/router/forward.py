@@ -1,4 +1,4 @@
-"""`forward`: passes a request on to the process of a model, and its answer back, piece by piece as they come."""
+"""`forward`: passes a request on to the process of a model, and passes the answer back piece by piece as it comes."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ _OWN_HEADERS = frozenset(
     b"x-api-key x-forwarded-for x-forwarded-proto".split()
 ) | {OWNER_HEADER, CLIENT_HEADER, b"x-request-id"}
 _NOT_BACK = frozenset(b"connection keep-alive transfer-encoding date server".split())
-_DIED = "the process of the model has ended; it is loaded again by the next request"
+_DIED = "the process of the model has ended; the next request loads the model again"
 
 
 class _Answer:
@@ -80,13 +80,13 @@ async def get_json(path: str, target: str) -> object:
     """The answer of a model's process to GET.
 
     Raises:
-        OSError, ValueError: there is none.
+        OSError, ValueError: there is no answer, its status is not 200, or it is not JSON.
     """
     return json.loads(await get(path, target))
 
 
 async def get(path: str, target: str) -> bytes:
-    """As `get_json`, but the body as it is."""
+    """As `get_json`, but the body as bytes."""
     status, found = 0, b""
 
     async def send(message: Message) -> None:

@@ -2,9 +2,9 @@
 
     UNLOADED --a request--> LOADING --ready--> LOADED --idle, or another needs the room--> UNLOADING --> UNLOADED
 
-Requests wait while their model is loading. A model is unloaded only when its last request has ended: from the moment it has to
+Requests wait while their model is loading. A model is unloaded only when its last request has ended. When it has been chosen to
 go, new requests for it wait until it is loaded again. If its process dies, its requests are lost with it, other models go on,
-and the next request loads it again. An engine that dies inside of the process is restarted by the process (`EngineKeeper`).
+and the next request loads it again. If only its engine dies, its process restarts the engine (`EngineKeeper`).
 """
 
 import asyncio
@@ -56,12 +56,12 @@ class Slot:
 
     Attributes:
         socket: where its process listens.
-        num_active: requests that it answers now.
-        num_waiting: requests that wait until it is loaded.
-        last_used: when a request ended last, by the event loop's clock.
+        num_active: how many requests it is answering.
+        num_waiting: how many requests wait until it is loaded.
+        last_used: when its last request ended, by the event loop's clock.
         idle_seconds: how long it stays loaded without requests.
         failure: why it could not be loaded the last time.
-        described: what is known of it since it was loaded, by name of the API.
+        described: what its server has said about it since it was loaded, by path of the endpoint.
     """
 
     known: KnownModel
@@ -89,8 +89,7 @@ class LoadedModels:
     """Used by one event loop. `start_looking` comes first, `close` last.
 
     Args:
-        settings, args: for all models. A model's preset goes before them, except for what `is_fixed` says was given on the
-            command line.
+        settings, args: for all models. A model's preset overrides them, except for options of the command line.
         is_fixed: whether the user gave the option of this field on the command line.
     """
 
@@ -100,7 +99,7 @@ class LoadedModels:
         self._is_fixed = is_fixed
         self._slots: dict[str, Slot] = {}
         self._occupied: set[Slot] = set()  # has a process, or is about to get one
-        self._room = asyncio.Lock()  # held by the one that waits for room next
+        self._room = asyncio.Lock()  # held by the load that waits for a place next
         self._changed = asyncio.Event()  # set when a request has ended, or a slot is free
         self._is_ending = False
         self._num_started = 0
@@ -160,7 +159,7 @@ class LoadedModels:
             self._changed.set()
 
     def begin_loading(self, slot: Slot) -> asyncio.Task[None]:
-        """Load the model unless it is loading already. Returns the task of the change that the slot is in.
+        """Load the model unless it is loading or unloading already. Returns the task that does so.
 
         Raises:
             ShuttingDownError: the server ends.
@@ -221,8 +220,8 @@ class LoadedModels:
                     self.begin_unloading((idle or candidates)[0])
                 elif all(each.known.preset.is_pinned for each in self._occupied):
                     raise EngineError(
-                        f"--models-max {self._settings.models_max} models are loaded, and all of them are pinned: raise it, or "
-                        "pin fewer models"
+                        f"all {self._settings.models_max} places of --models-max have pinned models: raise it, or pin fewer "
+                        "models"
                     )
                 self._changed.clear()
                 await self._changed.wait()
@@ -275,7 +274,7 @@ class LoadedModels:
         return settings_of_model(self._settings, self._args, self._is_fixed, known, path)
 
     def _record_end(self, slot: Slot, process: FrontEndProcess) -> None:
-        """The process has ended. If nobody asked it to, the model is unloaded now."""
+        """The process has ended. If it was not told to end, the model counts as unloaded from now on."""
         if slot.process is process and slot.state is ModelState.LOADED and process.failure is not None:
             logger.error("the process of model %s has ended: %s", slot.known.name, process.failure)
             slot.state = ModelState.UNLOADING
@@ -362,7 +361,7 @@ def settings_of_model(
 
     Args:
         settings, args: of the router.
-        is_fixed: whether a setting was given on the router's command line, which counts more than a preset.
+        is_fixed: whether a setting was given on the router's command line, which overrides a preset.
 
     Raises:
         ConfigError: the preset does not fit the other settings.

@@ -24,12 +24,12 @@ class ManagementError(InflightError):
 def _download(name: str) -> None:
     """
     Raises:
-        ManagementError: there is no such model, or the download failed. Half a model is not visible.
+        ManagementError: there is no such model, or the download failed. A model that is not complete is not served.
     """
     try:
         read = read_model_name(name)
         if read.model is None or name.startswith(("/", ".", "~")) or name.count("/") != 1:
-            raise ManagementError(f"{name[:200]!r} is no model of the hub: give ORG/NAME, or ORG/NAME:FILE.gguf", 400)
+            raise ManagementError(f"{name[:200]!r} is not a hub id: give ORG/NAME, or ORG/NAME:FILE.gguf", 400)
         check_files(resolve_model_folder(read.model, read.revision))
     except ModelNotFoundError as error:
         raise ManagementError(str(error), 404) from error
@@ -45,7 +45,7 @@ async def pull(name: str, send: Send, *, is_there: bool, streams: bool) -> None:
     """Answer as Ollama does: a line of JSON for each state, or only the last one.
 
     Raises:
-        ManagementError: it could not be pulled, and nothing was sent yet.
+        ManagementError: it could not be pulled, and no answer has begun. A later error is a line of the answer.
     """
     task = None if is_there else asyncio.create_task(asyncio.to_thread(_download, name))
     if not streams:
@@ -75,7 +75,7 @@ async def delete(known: KnownModel) -> None:
         ManagementError: the model is not in the hub's cache.
     """
     if not known.is_cached:
-        raise ManagementError(f"{known.name!r} is a folder or file of yours, which no request removes", 403)
+        raise ManagementError(f"{known.name!r} is not in the hub's cache, so no request may remove it", 403)
     await asyncio.to_thread(remove_model, known.model)
 
 

@@ -3,7 +3,8 @@
     inflight.entrypoints.router.model_main TITLE LISTENER_FD CONTROL_FD START_FD
 
 It is started and told to end as a front end is (serve/front_end_main.py): "drain" or "cut" comes in, and {"ready": description}
-or {"failed": [class name, message]} goes out. It asks for no keys: the router does, and tells whose each request is.
+or {"failed": [class name, message]} goes out. It checks no API keys: the router does, and says in headers which client sent a
+request.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ OWNER_HEADER, CLIENT_HEADER = b"x-inflight-owner", b"x-inflight-client"
 
 
 class ClientsOfRouter:
-    """Believes the router whose requests they are: the digest of the key, and the name of the client."""
+    """Takes the digest of the API key and the name of the client from the router's headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

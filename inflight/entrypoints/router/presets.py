@@ -10,8 +10,8 @@
     load-on-startup = true
     pin = true
 
-A key is an option of `inflight serve` without its dashes, or one of llama.cpp's options that means the same. Keys that have no
-meaning here are ignored, and named in a warning.
+A key is an option of `inflight serve` without its dashes, or an option of llama.cpp with the same meaning. Other keys are
+ignored, and a warning names them.
 """
 
 import configparser
@@ -54,7 +54,7 @@ class Preset:
         server: settings of the server that the section sets, by field.
         loads_on_startup: whether the model is loaded before anybody asks for it.
         is_pinned: whether it stays loaded, once it is.
-        idle_seconds: how long it stays loaded without requests; None for what --models-idle-timeout says.
+        idle_seconds: how long it stays loaded without requests; None: as --models-idle-timeout says.
     """
 
     model: str = ""
@@ -72,10 +72,10 @@ def read_presets(
     Args:
         options: the names of all options of `inflight serve`, without dashes before them.
         read: parses options; raises ConfigError for a wrong value.
-        warn: is told of keys that are ignored.
+        warn: called with a message that names the ignored keys.
 
     Returns:
-        Section by name; "*" has what holds for all other models.
+        Section by name; "*" holds for models without a section.
 
     Raises:
         ConfigError: the file cannot be read, or a value is wrong. The message names the section.
@@ -138,7 +138,7 @@ def _read_section(
         # these three are the router's own
         loads_on_startup=loads,
         is_pinned=pinned,
-        idle_seconds=None if idle is None else read_keep_alive(idle),
+        idle_seconds=None if idle is None else read_keep_alive(idle, "idle-timeout"),
     )
 
 

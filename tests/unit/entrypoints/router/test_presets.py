@@ -68,7 +68,7 @@ def test_a_file_of_llama_cpp(tmp_path: Path) -> None:
     [
         ("[a]\ndtype = wrong", r"\[a\]: dtype='wrong'"),
         ("[a]\npin = maybe", "pin = 'maybe' is neither true nor false"),
-        ("[a]\nidle-timeout = soon", "keep_alive='soon'"),
+        ("[a]\nidle-timeout = soon", "idle-timeout='soon'"),
         ("[a]\nmodel = x\nmodel = y", "already exists"),
         ("[a]\n[a]", "already exists"),
     ],
