@@ -87,7 +87,7 @@ class EngineArgs(ImageArgs, ExpertArgs):
     pooler_config: Mapping[str, Any] | None = _model(  # Any: `resolve_pooler` checks the values
         None,
         'How hidden states become a vector: \'{"pooling_type": "MEAN", "use_activation": true, "dimensions": 256}\'. '
-        "Types are CLS, LAST, MEAN, MAX and ALL.",
+        "Types are CLS, LAST, MEAN, MAX, ALL and STEP.",
     )
     trust_remote_code: bool = _model(
         False,
