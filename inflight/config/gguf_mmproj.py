@@ -13,7 +13,7 @@ import numpy as np
 from inflight.config.engine import EngineConfig
 from inflight.config.gguf_file import GgufFile, GgufStrings, read_part
 from inflight.config.gguf_parts import read_gguf
-from inflight.config.gguf_projectors import PROJECTORS, Projector, deepstack_layers, vision_integer
+from inflight.config.gguf_projectors import PROJECTORS, SHAPES, Projector, deepstack_layers, vision_integer
 from inflight.config.json_fields import JsonFields
 from inflight.errors import ConfigError, UnsupportedModelError
 from inflight.hub import GGUF_SUFFIX, MMPROJ, resolve_gguf_file
@@ -115,7 +115,7 @@ def projector_of(mmproj: GgufFile) -> Projector:
 
 
 def mmproj_fields(mmproj: GgufFile) -> JsonFields:
-    """The metadata of a file, whose errors name the file and the key.
+    """The metadata of a file, whose errors name the file and the key, and the shapes of its tensors.
 
     Raises:
         UnsupportedModelError: the tower is used in a way that changes its result and is not supported.
@@ -128,7 +128,8 @@ def mmproj_fields(mmproj: GgufFile) -> JsonFields:
         for key, value in mmproj.metadata.items()
         if not isinstance(value, GgufStrings) and not (isinstance(value, np.ndarray) and len(value) > _MOST_VALUES)
     }
-    return JsonFields(values, str(mmproj.path))
+    shapes = {name: each.shape for name, each in mmproj.tensors.items()}
+    return JsonFields({**values, SHAPES: shapes}, str(mmproj.path))
 
 
 def _image_token_id(projector: Projector, text: GgufFile, mmproj: GgufFile) -> int:

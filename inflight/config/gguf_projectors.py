@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 
 from inflight.config.json_fields import JsonFields
 
+SHAPES = "tensor shapes"  # a key beside those of the file: the name of each tensor -> its shape
 _VISION = "clip.vision."
 NUM_FRAMES = 2  # in the tensors of Qwen's patches
 _TILES_PER_SIDE = 4  # of an image of Idefics3 and SmolVLM, in the released models
-_IN_LAYER = re.compile(r"v\.blk\.(0|[1-9][0-9]*)\.(\w+)\.(weight|bias)")
+BOUNDS = ("input_min", "input_max", "output_min", "output_max")  # of what a layer of Gemma 4 takes and makes
+_IN_LAYER = re.compile(rf"v\.blk\.(0|[1-9][0-9]*)\.(\w+)\.(weight|bias|{'|'.join(BOUNDS)})")
+_MATRIX = ".linear"
 _DEEPSTACK = re.compile(r"v\.deepstack\.(0|[1-9][0-9]*)\.(\w+)\.(weight|bias)")
 
 
@@ -33,6 +36,8 @@ class Projector:
         layers: what the names of a layer's tensors begin with in the model, in front of the layer's number.
         in_layer: names of a layer's tensors in the file -> their names in the model.
         tensors: the same for tensors outside of layers, without "weight" and "bias" at the end.
+        has_flat_patches: the model has a matrix for patches, whose rows go over the colours of a pixel first. The file has a
+            convolution.
     """
 
     name: str
@@ -46,13 +51,17 @@ class Projector:
     layers: str
     in_layer: Mapping[str, str]
     tensors: Mapping[str, str]
+    has_flat_patches: bool = False
 
     def model_name(self, stored_name: str, deepstack: tuple[int, ...]) -> str:
         """Returns a tensor's name in a model folder. `deepstack`: the layers whose results are features for the decoder. A
         tensor that no supported model has keeps its name, and the loader refuses it."""
         in_layer = _IN_LAYER.fullmatch(stored_name)
         if in_layer is not None and in_layer[2] in self.in_layer:
-            return f"{self.layers}.{in_layer[1]}.{self.in_layer[in_layer[2]]}.{in_layer[3]}"
+            module, suffix = self.in_layer[in_layer[2]], in_layer[3]
+            if suffix in BOUNDS:  # they belong to the layer around the matrix
+                module = module.removesuffix(_MATRIX)
+            return f"{self.layers}.{in_layer[1]}.{module}.{suffix}"
         merger = _DEEPSTACK.fullmatch(stored_name)
         if merger is not None and merger[2] in _DEEPSTACK_NAMES and int(merger[1]) in deepstack:
             index = deepstack.index(int(merger[1]))
@@ -97,9 +106,11 @@ def _colors(fields: JsonFields) -> dict[str, object]:
     """The mean and the standard deviation of each colour."""
     found: dict[str, object] = {}
     for name in ("image_mean", "image_std"):
-        numbers = fields.numbers(f"{_VISION}{name}")
+        key = f"{_VISION}{name}"
+        is_not_moved = name == "image_mean" and fields.values.get(key) == [0, 0, 0]
+        numbers = (0.0, 0.0, 0.0) if is_not_moved else fields.numbers(key)
         if len(numbers) != 3:
-            raise fields.refusal(f"{_VISION}{name}={list(numbers)} does not have a number for each of three colours")
+            raise fields.refusal(f"{key}={list(numbers)} does not have a number for each of three colours")
         found[name] = list(numbers)
     return found
 
@@ -159,6 +170,54 @@ def _gemma3_processor(fields: JsonFields) -> dict[str, object]:
         "image_processor_type": "Gemma3ImageProcessor",
         "size": {"height": side, "width": side},
         "image_seq_length": _gemma3_tokens(fields),
+        **_colors(fields),
+    }
+
+
+def _gemma4_sizes(fields: JsonFields) -> dict[str, object]:
+    """What both the tower and the processor need. Files have no key for the second size: it is that of all released models."""
+    return {
+        "patch_size": vision_integer(fields, "patch_size"),
+        "pooling_kernel_size": vision_integer(fields, "projector.scale_factor", 3),
+    }
+
+
+def _gemma4_config(fields: JsonFields) -> dict[str, object]:
+    """Several fields of the tower have no key in the file. Its tensors say them."""
+    shapes = fields.values[SHAPES]
+    assert isinstance(shapes, Mapping)
+    places = shapes.get(_GEMMA4_PLACES, ())
+    if len(places) != 3 or places[0] != 2:
+        raise fields.refusal(
+            f"{_GEMMA4_PLACES} has the shape {list(places)}, and not that of two tables, for columns and rows"
+        )
+    size = vision_integer(fields, "embedding_length")
+    num_heads = vision_integer(fields, "attention.head_count")
+    if size % num_heads:
+        raise fields.refusal(f"{_VISION}embedding_length={size} is not a multiple of the {num_heads} heads")
+    tower = {
+        "hidden_size": size,
+        "intermediate_size": vision_integer(fields, "feed_forward_length"),
+        "num_hidden_layers": vision_integer(fields, "block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_heads,
+        "head_dim": size // num_heads,
+        "position_embedding_size": places[1],
+        "rms_norm_eps": fields.number(f"{_VISION}attention.layer_norm_epsilon"),
+        "use_clipped_linears": any(name.endswith(f".{BOUNDS[0]}") for name in shapes),
+        "standardize": "v.std_bias" in shapes,
+    }
+    return {"vision_config": {**tower, **_gemma4_sizes(fields)}}
+
+
+def _gemma4_processor(fields: JsonFields) -> dict[str, object]:
+    return {
+        "processor_class": "Gemma4Processor",
+        "image_processor_type": "Gemma4ImageProcessor",
+        "max_soft_tokens": _GEMMA4_TOKENS,
+        "image_seq_length": _GEMMA4_TOKENS,
+        "do_normalize": True,
+        **_gemma4_sizes(fields),
         **_colors(fields),
     }
 
@@ -230,6 +289,23 @@ _QWEN_LAYER = {
     "ln1": "norm1",
     "ln2": "norm2",
 }
+_GEMMA4_PLACES = "v.position_embd.weight"
+_GEMMA4_TOKENS = 280  # the most of an image, in the released models
+_GEMMA4_LAYER = {
+    "attn_q": f"self_attn.q_proj{_MATRIX}",
+    "attn_k": f"self_attn.k_proj{_MATRIX}",
+    "attn_v": f"self_attn.v_proj{_MATRIX}",
+    "attn_out": f"self_attn.o_proj{_MATRIX}",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": f"mlp.gate_proj{_MATRIX}",
+    "ffn_up": f"mlp.up_proj{_MATRIX}",
+    "ffn_down": f"mlp.down_proj{_MATRIX}",
+    "ln1": "input_layernorm",
+    "ln2": "pre_feedforward_layernorm",
+    "attn_post_norm": "post_attention_layernorm",
+    "ffn_post_norm": "post_feedforward_layernorm",
+}
 _QWEN_LAYERS = "model.visual.blocks"
 _QWEN_PATCHES = "model.visual.patch_embed.proj"
 _QWEN_TOKENS = ("<|vision_start|>", "<|vision_end|>")
@@ -283,6 +359,34 @@ PROJECTORS = {
                 "mm.input_projection.weight": "model.multi_modal_projector.mm_input_projection_weight",
                 "mm.soft_emb_norm": "model.multi_modal_projector.mm_soft_emb_norm",
             },
+        ),
+        Projector(
+            name="gemma4v",
+            architectures={"gemma4": "Gemma4ForConditionalGeneration"},
+            model_type="gemma4",
+            image_token="<|image|>",
+            other_tokens=("<|image>", "<image|>"),
+            config=_gemma4_config,
+            processor=_gemma4_processor,
+            tokenizer={
+                "boi_token": "<|image>",
+                "eoi_token": "<image|>",
+                "image_token": "<|image|>",
+                # the processor of the family asks for them, too
+                "boa_token": "<|audio>",
+                "eoa_token": "<audio|>",
+                "audio_token": "<|audio|>",
+            },
+            layers="model.vision_tower.encoder.layers",
+            in_layer=_GEMMA4_LAYER,
+            tensors={
+                "v.patch_embd": "model.vision_tower.patch_embedder.input_proj",
+                _GEMMA4_PLACES: "model.vision_tower.patch_embedder.position_embedding_table",
+                "v.std_bias": "model.vision_tower.std_bias",
+                "v.std_scale": "model.vision_tower.std_scale",
+                "mm.input_projection": "model.embed_vision.embedding_projection",
+            },
+            has_flat_patches=True,
         ),
         Projector(
             name="qwen2.5vl_merger",

@@ -2,10 +2,11 @@
 source of the part for text.
 
 Two tensors of the model are divided in such files: the convolution of Qwen's patches has a tensor for each frame, and the
-projection to queries, keys and values may have three. The weight of Gemma's norm is stored with 1 added to it.
+projection to queries, keys and values may have three. The weight of the norm of Gemma 3 is stored with 1 added to it. Gemma 4
+has a matrix for patches where the file has a convolution, and bounds of layers that are numbers and not vectors.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from inflight.config.gguf_file import GgufFile, read_part
 from inflight.config.gguf_mmproj import mmproj_fields, projector_of
-from inflight.config.gguf_projectors import deepstack_layers, vision_integer
+from inflight.config.gguf_projectors import BOUNDS, deepstack_layers, vision_integer
 from inflight.errors import CheckpointError
 from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.model_loader.gguf_blocks import unpack_blocks
@@ -27,18 +28,19 @@ _LATER_FRAME = "v.patch_embd.weight.1"
 _FIRST_FRAME = "v.patch_embd.weight"
 _PARTS = ("attn.q", "attn.k", "attn.v")
 _WHOLE = "attn.qkv"
-_ONE_PLUS = "mm_soft_emb_norm.weight"
+_ONE_PLUS = "mm.soft_emb_norm.weight"
 _SWAPPED = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
 
 
 @dataclass(frozen=True)
 class _Place:
     """The tensors of the file that make one of the model, one behind the other along `dim`. With `is_new_dim`, each of them is
-    one index of a dimension that the file does not have."""
+    one index of a dimension that the file does not have. `change`: what the file's tensor becomes, if it is a single one."""
 
     names: tuple[str, ...]
     dim: int = 0
     is_new_dim: bool = False
+    change: Callable[[Tensor], Tensor] | None = None
 
 
 class MmprojSource(WeightSource):
@@ -51,6 +53,7 @@ class MmprojSource(WeightSource):
     def __init__(self, path: Path) -> None:
         self._file = read_part(path)
         projector = projector_of(self._file)
+        self._has_flat_patches = projector.has_flat_patches
         fields = mmproj_fields(self._file)
         deepstack = deepstack_layers(fields)
         is_swapped = _has_swapped_mlps(
@@ -68,6 +71,12 @@ class MmprojSource(WeightSource):
     def _place(self, stored_name: str) -> _Place:
         if stored_name == _FIRST_FRAME and _LATER_FRAME in self._file.tensors:
             return _Place((_FIRST_FRAME, _LATER_FRAME), 2, is_new_dim=True)
+        if stored_name == _FIRST_FRAME and self._has_flat_patches:
+            return _Place((stored_name,), change=_flat_patches)
+        if stored_name.endswith(BOUNDS):
+            return _Place((stored_name,), change=torch.squeeze)
+        if stored_name == _ONE_PLUS:
+            return _Place((stored_name,), change=lambda weight: weight - 1)
         return _Place((stored_name,))
 
     def _add(self, name: str, place: _Place) -> None:
@@ -85,11 +94,13 @@ class MmprojSource(WeightSource):
         else:
             shape[place.dim] *= len(stored)
         is_quantized = stored[0].type.is_quantized
-        if is_quantized and len(shape) != 2:
+        if is_quantized and (len(shape) != 2 or place.change is not None):
             raise CheckpointError(
                 f"{self._file.path}: {place.names[0]} is {stored[0].type.name} and has {len(stored[0].shape)} dimensions; "
-                "quantized tensors must be matrices"
+                "only matrices of layers can be quantized"
             )
+        if place.change is not None:
+            shape = list(place.change(torch.empty(shape, dtype=torch.float32, device="meta")).shape)
         self.tensors[name] = StoredTensor(
             self._file.path, place.names[0], tuple(shape), stored[0].type.name, is_quantized
         )
@@ -122,10 +133,12 @@ class MmprojSource(WeightSource):
 
     def _read(self, name: str, shard: ShardSlices) -> Tensor | QuantizedWeight:
         place = self._places[name]
+        if place.change is not None:
+            return place.change(self._read_floats(place.names[0]))[shard]
         if len(self.tensors[name].shape) != 2:
             parts = [self._read_floats(each) for each in place.names]
             whole = torch.stack(parts, place.dim) if place.is_new_dim else torch.cat(parts, place.dim)
-            return (whole - 1 if name.endswith(_ONE_PLUS) else whole)[shard]
+            return whole[shard]
         rows_of_part = self._file.tensors[place.names[0]].shape[0]
         start, stop, _ = shard[0].indices(self.tensors[name].shape[0])
         index, first = divmod(start, rows_of_part)
@@ -162,6 +175,11 @@ class WithTower(WeightSource):
                 return (tower if name in self._tower.tensors else text)(name, shard)
 
             yield read
+
+
+def _flat_patches(weight: Tensor) -> Tensor:
+    """[out_features, num_channels, height, width] -> [out_features, height * width * num_channels]."""
+    return weight.movedim(1, -1).flatten(1)
 
 
 def _has_swapped_mlps(file: GgufFile, hidden_size: int, mlp_size: int) -> bool:

@@ -28,7 +28,11 @@ def as_folder(start: Start) -> Iterator[Start]:
     projector = projector_of(mmproj)
     fields = mmproj_fields(mmproj)
     processor = projector.processor(fields)
-    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "extra_special_tokens": projector.tokenizer}
+    tokenizer = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "extra_special_tokens": projector.tokenizer,
+        "pad_token": projector.image_token,  # some processors ask for one, and never pad the one text that they get
+    }
     files = {
         "config.json": {
             "model_type": projector.model_type,

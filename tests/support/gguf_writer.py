@@ -294,6 +294,7 @@ def write_file(
     joins_keys_and_values: bool = False,
     change: Callable[[GGUFWriter], None] | None = None,
     has_mtp: bool = False,
+    config: PreTrainedConfig | None = None,
 ) -> tuple[Path, Path]:
     """(a folder with floats, a GGUF file with the same weights).
 
@@ -302,8 +303,10 @@ def write_file(
         joins_keys_and_values: as in files of deepseek2 before May 2025.
         change: called with the writer before the metadata is written.
         has_mtp: with a layer that predicts drafts; of Qwen3.5.
+        config: another model of the same architecture.
     """
-    architecture, config = CASES[case]
+    architecture = CASES[case][0]
+    config = config or CASES[case][1]
     plain = (write_mtp_model if has_mtp else write_model)(config, folder / "plain", seed=6)
     weights = load_file(plain / "model.safetensors")
     values = torch.cat([weight.flatten() for weight in weights.values()])

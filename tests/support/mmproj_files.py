@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     Gemma3Config,
+    Gemma4Config,
     Idefics3Config,
     PreTrainedConfig,
     Qwen2_5_VLConfig,
@@ -26,7 +28,7 @@ from transformers import (
 )
 
 from inflight.config.safetensors_file import model_name
-from tests.support import gguf_experts, gguf_models
+from tests.support import gguf_experts, gguf_models, gguf_writer
 from tests.support.gguf_files import Number, Stored, floats, quantized, write_gguf
 from tests.support.image_models import FAMILIES, ImageFamily, byte_tokenizer, write_image_family
 from tests.support.vision_models import write_vision_model
@@ -112,7 +114,34 @@ def _sections(sections: list[int]) -> dict[str, Any]:
 _DEEPSTACK = {"is_deepstack_layers": Number("?", [True, False, True, False])}
 _PIXELS = {"image_min_pixels": Number("I", 64), "image_max_pixels": Number("I", 64 * 12)}
 _GGUF, _EXPERTS = gguf_models.CONFIGS, gguf_experts.CONFIGS
-_IDS = {name: _image_token_id(name) for name in ("idefics3", "gemma3", "qwen2_5_vl", "qwen3_vl")}
+_IDS = {name: _image_token_id(name) for name in ("idefics3", "gemma3", "gemma4", "qwen2_5_vl", "qwen3_vl")}
+
+
+def _gemma4(case: str, **tower: Any) -> _Family:
+    """`case`: of `gguf_writer`, which makes the file of the part for text."""
+    text = gguf_writer.CASES[case][1]
+    size: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "pad_token_id": 0}
+    if text.hidden_size_per_layer_input:
+        size["vocab_size_per_layer_input"] = VOCAB_SIZE
+    else:
+        size["use_bidirectional_attention"] = "vision"
+    sizes = {name: _SIGLIP[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "patch_size")}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
+    processor = {"patch_size": PATCH, "max_soft_tokens": 280, "pooling_kernel_size": 3}
+    return _Family(
+        "gemma4",
+        "gemma4v",
+        Gemma4Config(
+            text_config={**text.to_dict(), **size},
+            vision_config={**sizes, **heads, "pooling_kernel_size": 3, "position_embedding_size": 300, **tower},
+            audio_config=None,
+            image_token_id=_IDS["gemma4"],
+        ),
+        FAMILIES["gemma4"]._replace(image_processor={**FAMILIES["gemma4"].image_processor, **processor}, config={}),
+        {"image_mean": Number("f", [0.0] * 3), "image_std": Number("f", [1.0] * 3), "image_size": Number("I", 224)},
+    )
+
+
 MODELS = {
     "smolvlm": _Family(
         "llama",
@@ -142,6 +171,8 @@ MODELS = {
         ),
         {"projector.scale_factor": Number("I", MERGE)},
     ),
+    "gemma4": _gemma4("gemma4", use_clipped_linears=True),
+    "gemma4_experts": _gemma4("gemma4, experts", standardize=True),
     "qwen2_5_vl": _Family(
         "qwen2vl",
         "qwen2.5vl_merger",
@@ -203,10 +234,11 @@ _TOWERS = (
     "model.connector.",
     "model.vision_tower.",
     "model.multi_modal_projector.",
+    "model.embed_vision.",
     "model.visual.",
 )
 _LAYER = re.compile(
-    r"model\.(?:vision_model\.encoder\.layers|vision_tower\.encoder\.layers|visual\.blocks)\.(\d+)\.(.+)"
+    r"model\.(?:vision_model\.encoder\.layers|vision_tower\.encoder\.layers|visual\.blocks)\.(\d+)\.(.+?)(?:\.linear)?\.(\w+)"
 )
 _IN_LAYER = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -214,12 +246,21 @@ _IN_LAYER = {
     "attn.qkv": "attn_qkv", "attn.proj": "attn_out", "norm1": "ln1", "norm2": "ln2",
     "mlp.linear_fc1": "ffn_up", "mlp.linear_fc2": "ffn_down",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "self_attn.o_proj": "attn_out", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "input_layernorm": "ln1", "pre_feedforward_layernorm": "ln2", "post_attention_layernorm": "attn_post_norm",
+    "post_feedforward_layernorm": "ffn_post_norm",
+}  # fmt: skip
+_WHOLE = {
+    "model.multi_modal_projector.mm_input_projection_weight": "mm.input_projection.weight",
+    "model.vision_tower.patch_embedder.position_embedding_table": "v.position_embd.weight",
+    "model.vision_tower.std_bias": "v.std_bias", "model.vision_tower.std_scale": "v.std_scale",
 }  # fmt: skip
 _OUTSIDE = {
     "embeddings.patch_embedding": "v.patch_embd", "embeddings.position_embedding": "v.position_embd",
     "post_layernorm": "v.post_ln", "connector.modality_projection.proj": "mm.model.fc",
     "multi_modal_projector.mm_soft_emb_norm": "mm.soft_emb_norm", "patch_embed.proj": "v.patch_embd",
     "pos_embed": "v.position_embd", "merger.ln_q": "v.post_ln", "merger.norm": "v.post_ln",
+    "patch_embedder.input_proj": "v.patch_embd", "embed_vision.embedding_projection": "mm.input_projection",
     "merger.mlp.0": "mm.0", "merger.mlp.2": "mm.2", "merger.linear_fc1": "mm.0", "merger.linear_fc2": "mm.2",
 }  # fmt: skip
 _OF_DEEPSTACK = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}
@@ -230,10 +271,9 @@ def tower_name(name: str) -> str:
     """The name of a tower's tensor in the file."""
     layer = _LAYER.fullmatch(name)
     if layer is not None:
-        stem, _, last = layer[2].rpartition(".")
-        return f"v.blk.{layer[1]}.{_IN_LAYER[stem]}.{last}"
-    if name.endswith("mm_input_projection_weight"):
-        return "mm.input_projection.weight"
+        return f"v.blk.{layer[1]}.{_IN_LAYER[layer[2]]}.{layer[3]}"
+    if name in _WHOLE:
+        return _WHOLE[name]
     stem, _, last = name.rpartition(".")
     if ".deepstack_merger_list." in name:
         _, index, module = stem.removeprefix("model.visual.").split(".")
@@ -276,8 +316,10 @@ def write_mmproj_model(
                 tower_name(known), weights[name], kind, random, is_divided=family == "qwen2_5_vl"
             )
             of_tower |= _swap(stored) if swapped else stored
-        else:
+        elif model.architecture != "gemma4":
             of_text |= _store_of_text(known, weights[name], model)
+    if model.architecture == "gemma4":
+        text_file = _write_gemma4_text(folder, family, weights)
     save_file(weights, plain / "model.safetensors")
     vision = config.vision_config
     keys: dict[str, Any] = {
@@ -298,18 +340,50 @@ def write_mmproj_model(
         "general.type": "mmproj",
         "clip.has_vision_encoder": True,
         "clip.projector_type": model.projector,
-        "clip.use_silu" if family == "qwen2_5_vl" else "clip.use_gelu": True,
+        **({"clip.use_silu" if family == "qwen2_5_vl" else "clip.use_gelu": True} if "gemma4" not in family else {}),
         **{f"clip.vision.{name}": value for name, value in keys.items() if value is not None},
     }
+    stored_tower = {name: each for name, each in {**of_tower, **(changes or {})}.items() if each is not None}
+    images = write_gguf(folder / "mmproj-model.gguf", whole, stored_tower)
+    if model.architecture == "gemma4":
+        return Files(plain, text_file, images, model.images)
     metadata = {
         **gguf_models.metadata_of(model.architecture, config.text_config),
         **{f"{model.architecture}.{name}": value for name, value in model.text.items()},
         **_vocabulary(model.images),
         **(text or {}),
     }
-    stored_tower = {name: each for name, each in {**of_tower, **(changes or {})}.items() if each is not None}
     text_file = write_gguf(folder / "model.gguf", {k: v for k, v in metadata.items() if v is not None}, of_text)
-    return Files(plain, text_file, write_gguf(folder / "mmproj-model.gguf", whole, stored_tower), model.images)
+    return Files(plain, text_file, images, model.images)
+
+
+def _write_gemma4_text(folder: Path, family: str, weights: dict[str, Tensor]) -> Path:
+    """Writes the file of the part for text, and puts its weights into `weights`."""
+    model = MODELS[family]
+    (folder / "text").mkdir()
+
+    def add_vocabulary(writer: GGUFWriter) -> None:
+        vocabulary = _vocabulary(model.images)
+        kinds = [int(kind) for kind in vocabulary["tokenizer.ggml.token_type"].value]
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        # the writer leaves out empty arrays; no text has the two bytes of this merge
+        writer.add_token_list([*vocabulary["tokenizer.ggml.tokens"][:-1], "ÀÁ"])
+        writer.add_token_types([*kinds[:-1], 1])
+        writer.add_token_merges(["À Á"])
+
+    plain, file = gguf_writer.write_file(
+        folder / "text",
+        "gemma4, experts" if family == "gemma4_experts" else "gemma4",
+        GGMLQuantizationType.F32,
+        change=add_vocabulary,
+        config=model.config.text_config,
+    )
+    for name, weight in load_file(plain / "model.safetensors").items():
+        whole = name.replace("model.", "model.language_model.", 1)
+        assert whole in weights and weights[whole].shape == weight.shape
+        weights[whole] = weight
+    return file.rename(folder / "model.gguf")
 
 
 def _store_of_tower(
@@ -320,6 +394,11 @@ def _store_of_tower(
     if weight.dim() == 5:  # a tensor for each frame
         frames = {f"{name}{'.1' if index else ''}": floats(each) for index, each in enumerate(weight.unbind(2))}
         return frames, weight
+    if name == "v.patch_embd.weight" and weight.dim() == 2:  # rows, columns, colours
+        side = int((weight.shape[1] // 3) ** 0.5)
+        return {name: floats(weight.view(-1, side, side, 3).permute(0, 3, 1, 2).contiguous())}, weight
+    if weight.dim() == 0:
+        return {name: floats(weight[None])}, weight
     if name == "mm.soft_emb_norm.weight":
         return {name: floats(weight + 1)}, weight
     if weight.dim() != 2 or name == "v.position_embd.weight" or kind == "F32":

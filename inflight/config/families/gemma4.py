@@ -161,6 +161,8 @@ def _from_gguf(given: Mapping[str, object]) -> dict[str, object]:
         "vocab_size_per_layer_input": given["vocab_size"],
         "hidden_size_per_layer_input": given.get("embedding_length_per_layer_input", 0),
         "num_kv_shared_layers": given.get("attention.shared_kv_layers", 0),
+        # the file has no key for it: in the released models those without inputs of each layer are the larger ones
+        "use_bidirectional_attention": None if given.get("embedding_length_per_layer_input") else "vision",
         "rope_parameters": {
             "full_attention": full,
             "sliding_attention": {"rope_type": "default", "rope_theta": given.get("rope.freq_base_swa", 1e4)},

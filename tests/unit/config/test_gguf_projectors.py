@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from inflight.config.gguf_config import read_model_config
 from inflight.config.gguf_file import read_part
 from inflight.config.gguf_mmproj import mmproj_fields, projector_of
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.vision import Qwen25VisionSpec
-from inflight.errors import UnsupportedModelError
-from tests.support.gguf_files import Number, write_gguf
+from inflight.errors import CheckpointError, UnsupportedModelError
+from tests.support.gguf_files import Number, floats, write_gguf
 from tests.support.mmproj_files import MODELS, write_mmproj_model
+from tests.support.vision_models import load
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -70,6 +72,35 @@ def test_settings_that_a_file_leaves_out_are_those_of_the_released_models(tmp_pa
     assert found["image_seq_len"] == 64 and found["size"] == {"longest_edge": 2048}
 
 
+def test_gemma_4_is_read_as_released(tmp_path: Path) -> None:
+    """Files have no key for most tokens of an image, nor for tokens of images that see each other."""
+    for family, sees_whole_images in (("gemma4", False), ("gemma4_experts", True)):
+        files = write_mmproj_model(tmp_path / family, family)
+        assert processor_of(files.mmproj)["max_soft_tokens"] == 280
+        config = parse_architecture(read_model_config(files.text, mmproj=files.mmproj))
+        mixers = [layer.mixer for layer in config.layers]
+        assert any(getattr(mixer, "sees_whole_images", False) for mixer in mixers) == sees_whole_images
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"v.position_embd.weight": None}, r"v\.position_embd\.weight has the shape \[\]"),
+        ({"v.position_embd.weight": (300, 64)}, r"has the shape \[300, 64\], and not that of two tables"),
+        ({"v.blk.1.attn_k.input_max": None}, r"lacks v\.blk\.1\.attn_k\.input_max"),
+        ({"v.blk.0.out_scale.weight": (64,)}, r"v\.blk\.0\.out_scale\.weight"),
+        ({"v.patch_embd.weight": (64, 3, 4, 5)}, r"input_proj\.weight .* has shape \[64, 60\]"),
+    ],
+)
+def test_other_tensors_of_gemma_4_are_refused(
+    changes: dict[str, tuple[int, ...] | None], says: str, tmp_path: Path
+) -> None:
+    stored = {name: None if shape is None else floats(torch.zeros(shape)) for name, shape in changes.items()}
+    files = write_mmproj_model(tmp_path, "gemma4", changes=stored)
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=says):
+        load(files.text, mmproj=files.mmproj)
+
+
 def test_windows_of_qwen2_5(tmp_path: Path) -> None:
     files = write_mmproj_model(tmp_path, "qwen2_5_vl", tower={"n_wa_pattern": Number("I", 0), "window_size": None})
     found = parse_architecture(read_model_config(files.text, mmproj=files.mmproj)).vision
@@ -85,6 +116,8 @@ def test_windows_of_qwen2_5(tmp_path: Path) -> None:
         ("smolvlm", {"embedding_length": Number("i", -4)}, r"embedding_length=-4"),
         ("gemma3", {"projector.scale_factor": Number("I", 9)}, "scale_factor=9 is more than the patches of a row"),
         ("gemma3", {"image_size": Number("I", 3)}, "image_size=3 is less than"),
+        ("gemma4", {"attention.head_count": Number("I", 5)}, "embedding_length=64 is not a multiple of the 5 heads"),
+        ("gemma4", {"patch_size": None}, r"clip\.vision\.patch_size is missing"),
         ("qwen2_5_vl", {"n_wa_pattern": None}, "n_wa_pattern is missing"),
         ("qwen3_vl", {"is_deepstack_layers": Number("I", [1, 0])}, "is not an array of booleans"),
     ],

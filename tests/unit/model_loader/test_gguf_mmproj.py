@@ -18,7 +18,7 @@ from tests.support.mmproj_files import MODELS, Files, write_mmproj_model
 from tests.support.vision_models import draw_image, encode, load, reference_features, reference_model
 from tests.unit.models.test_encoders import difference
 
-GRIDS: dict[str, Grid] = {"smolvlm": (1, 6, 6), "gemma3": (1, 6, 6)}
+GRIDS: dict[str, Grid] = {"smolvlm": (1, 6, 6), "gemma3": (1, 6, 6), "gemma4": (1, 6, 9), "gemma4_experts": (1, 6, 9)}
 OTHER_GRID: Grid = (1, 4, 10)
 
 
