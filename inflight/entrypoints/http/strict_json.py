@@ -25,6 +25,7 @@ from inflight.entrypoints.fields.thinking_fields import ThinkingFields
 from inflight.entrypoints.http.errors import ApiError
 from inflight.entrypoints.http.long_strings import put_back, take_long_strings
 from inflight.entrypoints.http.server import within_deadline
+from inflight.entrypoints.serve.asgi import OTHER_SITE, OTHER_SITE_CODE, is_of_other_site
 from inflight.parsers.surrogates import without_lone_surrogates
 
 _PARSED_AT_ONCE = 64 * 1024  # bytes; a larger body is parsed in a thread, so that other requests need not wait
@@ -90,27 +91,14 @@ def _as_json(scope: Scope) -> Scope:
 
 
 def _check_origin(request: Request) -> None:
-    """Refuse a request without a body that a page of another site has sent, if it may change something. A browser asks the
-    server before it sends JSON for such a page (CORS), but not before a POST without a body.
+    """Refuse a request without a body that a page of another site has sent, if it may change something.
 
     Raises:
         ApiError: a page of another site has sent the request, and `allowed_origins` does not have that site.
     """
-    headers = request.headers
-    origin = headers.get("origin")
-    if request.method in ("GET", "HEAD") or origin in (allowed := request.app.state.allowed_origins) or "*" in allowed:
-        return
-    site = headers.get("sec-fetch-site")
-    if site is None:  # an old browser, or no browser
-        is_foreign = origin is not None and origin.partition("://")[2] != headers.get("host")
-    else:
-        is_foreign = site not in ("same-origin", "none")
-    if is_foreign:
-        raise ApiError(
-            403,
-            "a web page of another site may not send this request; to allow it, start the server with --allowed-origin ORIGIN",
-            code="cross_site_request",
-        )
+    is_reading = request.method in ("GET", "HEAD")
+    if not is_reading and is_of_other_site(request.scope, request.app.state.allowed_origins):
+        raise ApiError(403, OTHER_SITE, code=OTHER_SITE_CODE)
 
 
 def _check_content_type(request: Request) -> None:

@@ -7,7 +7,7 @@ model that was used last; otherwise it goes to the only model, and if there are 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
@@ -16,13 +16,24 @@ import msgspec
 
 import inflight
 from inflight.entrypoints.apis import api_at
-from inflight.entrypoints.router.catalog import Catalog, KnownModel, NameOutsideError
+from inflight.entrypoints.router.catalog import Catalog, FolderGoneError, KnownModel, NameOutsideError
 from inflight.entrypoints.router.descriptions import Descriptions
 from inflight.entrypoints.router.forward import forward
 from inflight.entrypoints.router.keep_alive import read_keep_alive
 from inflight.entrypoints.router.loaded_models import LoadedModels, ModelState, ShuttingDownError, Slot
-from inflight.entrypoints.router.management import ManagementError, delete, pull
-from inflight.entrypoints.serve.asgi import Receive, Scope, Send, send_body, send_error, send_json
+from inflight.entrypoints.router.management import ManagementError, check_deletable, delete, pull
+from inflight.entrypoints.serve.asgi import (
+    OTHER_SITE,
+    OTHER_SITE_CODE,
+    Receive,
+    Scope,
+    Send,
+    header_of,
+    is_of_other_site,
+    send_body,
+    send_error,
+    send_json,
+)
 from inflight.errors import ConfigError, InflightError, ModelNotFoundError, OutOfMemoryError
 
 _LARGE_BODY_BYTES = 2**18  # a larger body is parsed in a thread
@@ -31,6 +42,7 @@ _ASK_BEGIN, _MODELS = "/v1/models/", "/v1/models"
 # Error -> status and code of the answer; the first that fits
 _STATUS: dict[type[InflightError], tuple[int, str]] = {
     NameOutsideError: (400, "invalid_model_name"),
+    FolderGoneError: (500, "models_unreadable"),
     ModelNotFoundError: (404, "model_not_found"),
     OutOfMemoryError: (507, "insufficient_memory"),
     ShuttingDownError: (503, "server_draining"),
@@ -70,13 +82,17 @@ class RouterApp:
 
     Args:
         may_manage: whether requests may pull and delete models.
+        allowed_origins: the sites whose pages may send any request.
     """
 
-    def __init__(self, catalog: Catalog, models: LoadedModels, *, may_manage: bool) -> None:
+    def __init__(
+        self, catalog: Catalog, models: LoadedModels, *, may_manage: bool, allowed_origins: Collection[str] = ()
+    ) -> None:
         self._catalog = catalog
         self._models = models
         self._descriptions = Descriptions(models)
         self._may_manage = may_manage
+        self._allowed_origins = allowed_origins
         self._own: dict[tuple[str, str], Answer] = {
             ("GET", "/"): self._root,
             ("GET", "/health"): self._status("healthy"),
@@ -102,6 +118,8 @@ class RouterApp:
         if method == "GET" and path.startswith(_ASK_BEGIN):
             answer = self._one
         try:
+            if method != "GET" and self._is_unasked(scope):
+                raise RequestError(403, OTHER_SITE, OTHER_SITE_CODE)
             await answer(scope, receive, send)
         except RequestError as error:
             await _refuse(scope, send, error.status, str(error), error.code)
@@ -112,6 +130,11 @@ class RouterApp:
             status, code = _STATUS[kind]
             await _refuse(scope, send, status, str(error), code)
 
+    def _is_unasked(self, scope: Scope) -> bool:
+        """Whether a page of another site has sent the request, and the browser did not have to ask the server before."""
+        sent = (header_of(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
+        return sent != b"application/json" and is_of_other_site(scope, self._allowed_origins)
+
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _read_body(receive)
         named = await _named(body) if body else NamedModel()
@@ -119,6 +142,8 @@ class RouterApp:
         known = await self._find(asked, body)
         keep_alive = _keep_alive(named) if scope["path"].startswith("/api/") else None
         slot = self._models.slot(known)
+        if slot.state is not ModelState.LOADED and self._is_unasked(scope):
+            raise RequestError(403, OTHER_SITE, OTHER_SITE_CODE)
         if keep_alive == 0 and named.asks_nothing and slot.state is ModelState.UNLOADED:
             await self._answer_unloaded(scope, send, known)  # Ollama's clients unload in this way
             return
@@ -145,8 +170,7 @@ class RouterApp:
     async def _load(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Begin to load. As in llama.cpp the answer comes at once, and /v1/models shows when it is done."""
         slot = await self._slot_of(receive)
-        if slot.state is not ModelState.LOADED:
-            self._models.begin_loading(slot)
+        self._models.load(slot)
         await send_json(send, 200, {"success": True})
 
     async def _unload(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -200,11 +224,9 @@ class RouterApp:
         if not self._may_manage:
             raise RequestError(403, _not_allowed("deleted"), "model_management")
         slot = await self._slot_of(receive)
-        if slot.state is ModelState.LOADED:
-            self._models.begin_unloading(slot)
-        if slot.transition is not None:
-            await asyncio.wait([slot.transition])
-        await delete(slot.known)
+        check_deletable(slot.known)
+        async with self._models.unloaded(slot):
+            await delete(slot.known)
         await send_json(send, 200, {})
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,8 +1,10 @@
 """`Catalog`: which models a name in a request can mean: sections of the preset file, a folder of models, the hub's cache."""
 
+import contextlib
 import difflib
 import hashlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,10 +15,16 @@ from inflight.hub_cache import cached_models
 
 LATEST = ":latest"  # Ollama's clients add this tag to names without one
 _PART = "-00001-of-"
+# What no name may have: control characters, and bytes that are not UTF-8, which Python shows as lone surrogates
+_NOT_IN_NAMES = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class NameOutsideError(ConfigError):
     """A name that is a path out of the folder of models."""
+
+
+class FolderGoneError(ConfigError):
+    """The folder of models could be read at the start, and cannot be read any more."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,11 @@ class Catalog:
 
     def models(self) -> dict[str, KnownModel]:
         """By name. Reads the folder each time, because models may have been added or removed. If several models have one name,
-        a section of the preset file goes before the folder, and the folder before the hub's cache."""
+        a section of the preset file goes before the folder, and the folder before the hub's cache.
+
+        Raises:
+            FolderGoneError: the folder cannot be read.
+        """
         found = {}
         if self._has_cache:
             found = {
@@ -89,7 +101,11 @@ class Catalog:
                 if each.is_whole
             }
         if self._folder is not None:
-            found |= {name: _known(name, path, self._for_all) for name, path in _models_in(self._folder)}
+            try:
+                entries = sorted(self._folder.iterdir())
+            except OSError as error:
+                raise FolderGoneError(f"the folder of the models cannot be read: {error.strerror}") from None
+            found |= {name: _known(name, path, self._for_all) for name, path in _models_in(entries)}
         for name, preset in self._presets.items():
             model = preset.model or (found[name].model if name in found else name)
             path = Path(model).expanduser()
@@ -99,6 +115,7 @@ class Catalog:
     def find(self, name: str) -> KnownModel:
         """
         Raises:
+            FolderGoneError: the folder cannot be read.
             NameOutsideError: the name is a path out of the folder.
             ModelNotFoundError: no model has this name.
         """
@@ -110,14 +127,16 @@ class Catalog:
             raise NameOutsideError(
                 f"model={name[:200]!r} is a path: give the name of a model, as /v1/models lists them"
             )
-        near = difflib.get_close_matches(name, models, 3)
+        near = difflib.get_close_matches(name[:200], models, 3)
         listed = f"; did you mean {' or '.join(map(repr, near))}?" if near else "; /v1/models lists the models"
         raise ModelNotFoundError(f"there is no model {name[:200]!r}{listed}")
 
 
 def _known(name: str, path: Path, preset: Preset) -> KnownModel:
-    files = gguf_parts(path) if path.is_file() else [each for each in path.iterdir() if each.is_file()]
-    stats = [each.stat() for each in files if each.exists()]
+    stats = []
+    with contextlib.suppress(OSError):  # a file has just gone, or only others may read it
+        files = gguf_parts(path) if path.is_file() else [each for each in path.iterdir() if each.is_file()]
+        stats = [each.stat() for each in files if each.exists()]
     return KnownModel(
         name=name,
         model=str(path),
@@ -129,26 +148,35 @@ def _known(name: str, path: Path, preset: Preset) -> KnownModel:
     )
 
 
-def _models_in(folder: Path, prefix: str = "") -> Iterator[tuple[str, Path]]:
+def _models_in(entries: Iterable[Path], prefix: str = "") -> Iterator[tuple[str, Path]]:
     """Names and paths. A model is a folder with config.json, a folder with a GGUF file, or a GGUF file. Of a folder
-    without either, the folders in it are read, but not deeper, because hub ids have two parts (ORG/NAME)."""
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
+    without either, the folders in it are read, but not deeper, because hub ids have two parts (ORG/NAME). What cannot be read,
+    and names that no request can have, are left out."""
+    for path in entries:
+        if path.name.startswith(".") or _NOT_IN_NAMES.search(path.name):
             continue
-        name = f"{prefix}{path.name}"
-        if path.suffix == GGUF_SUFFIX and path.is_file():
-            if _is_model(path):
-                yield f"{prefix}{_stem(path)}", path
-        elif path.is_dir():
-            ggufs = without_later_parts(sorted(each for each in path.glob(f"*{GGUF_SUFFIX}") if _is_model(each)))
-            if (path / "config.json").is_file():
-                yield name, path
-            elif len(ggufs) == 1:
-                yield name, ggufs[0]
-            elif ggufs:
-                yield from ((f"{name}/{_stem(each)}", each) for each in ggufs)
-            elif not prefix:
-                yield from _models_in(path, f"{name}/")
+        with contextlib.suppress(OSError):
+            yield from _models_at(path, prefix)
+
+
+def _models_at(path: Path, prefix: str) -> Iterator[tuple[str, Path]]:
+    name = f"{prefix}{path.name}"
+    if path.suffix == GGUF_SUFFIX and path.is_file():
+        if _is_model(path):
+            yield f"{prefix}{_stem(path)}", path
+    elif path.is_dir():
+        found = (
+            each for each in path.glob(f"*{GGUF_SUFFIX}") if _is_model(each) and not _NOT_IN_NAMES.search(each.name)
+        )
+        ggufs = without_later_parts(sorted(found))
+        if (path / "config.json").is_file():
+            yield name, path
+        elif len(ggufs) == 1:
+            yield name, ggufs[0]
+        elif ggufs:
+            yield from ((f"{name}/{_stem(each)}", each) for each in ggufs)
+        elif not prefix:
+            yield from _models_in(sorted(path.iterdir()), f"{name}/")
 
 
 def _is_model(path: Path) -> bool:

@@ -110,7 +110,12 @@ def run_router(
 
             async def start() -> ServedModels:
                 known = await asyncio.to_thread(catalog.models)
-                app = RouterApp(catalog, models, may_manage=settings.enable_model_management)
+                app = RouterApp(
+                    catalog,
+                    models,
+                    may_manage=settings.enable_model_management,
+                    allowed_origins=settings.allowed_origins,
+                )
                 models.start_looking()
                 for each in known.values():
                     if each.preset.loads_on_startup:

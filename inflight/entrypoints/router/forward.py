@@ -17,7 +17,7 @@ _READ_BYTES = 65536
 # Headers that belong to one connection, or that the router has dealt with
 _OWN_HEADERS = frozenset(
     b"host connection keep-alive proxy-connection te trailer transfer-encoding upgrade content-length expect authorization "
-    b"x-api-key x-forwarded-for x-forwarded-proto".split()
+    b"x-api-key x-forwarded-for x-forwarded-proto origin sec-fetch-site".split()
 ) | {OWNER_HEADER, CLIENT_HEADER, b"x-request-id"}
 _NOT_BACK = frozenset(b"connection keep-alive transfer-encoding date server".split())
 _DIED = "the process of the model has ended; the next request loads the model again"

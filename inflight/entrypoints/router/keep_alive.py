@@ -18,11 +18,13 @@ def read_keep_alive(value: float | str, name: str = "keep_alive") -> float:
     Raises:
         ConfigError: the value is not of this form.
     """
-    wrong = ConfigError(f"{name}={value!r} is neither a number of seconds nor a time such as '5m'")
+    wrong = ConfigError(f"{name}={repr(value)[:100]} is neither a number of seconds nor a time such as '5m'")
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise wrong
     try:
         seconds = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        seconds = math.inf
     except ValueError:
         text = str(value).strip()
         unsigned = text.lstrip("+-")

@@ -8,11 +8,8 @@ and the next request loads it again. If only its engine dies, its process restar
 """
 
 import asyncio
-import contextlib
 import logging
 import math
-import os
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,18 +20,18 @@ from typing import Any
 
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.router.catalog import KnownModel
+from inflight.entrypoints.router.socket_folder import SocketFolder
 from inflight.entrypoints.serve.front_end_main import CUT, DRAIN, FrontEndStart
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS
 from inflight.entrypoints.serve.supervisor import CUT_GRACE_SECONDS, LAST_SECONDS, FrontEndProcess
-from inflight.errors import EngineError, InflightError, OutOfMemoryError, put_place_before
+from inflight.errors import EngineError, InflightError, ModelNotFoundError, OutOfMemoryError, put_place_before
 from inflight.processes.child_process import STOPPED_LOOK_SECONDS, stop_processes
 
 logger = logging.getLogger(__name__)
 
 _MODULE = "inflight.entrypoints.router.model_main"
-_MAX_FOLDER_BYTES = 80  # so that the path of a socket in it is not too long for the kernel
 
 
 class ModelState(StrEnum):
@@ -55,6 +52,7 @@ class Slot:
     """A model that was asked for.
 
     Attributes:
+        is_removed: whether its files are about to be deleted, so nothing loads it.
         socket: where its process listens.
         num_active: how many requests it is answering.
         num_waiting: how many requests wait until it is loaded.
@@ -66,6 +64,7 @@ class Slot:
 
     known: KnownModel
     state: ModelState = ModelState.UNLOADED
+    is_removed: bool = False
     socket: str = ""
     num_active: int = 0
     num_waiting: int = 0
@@ -78,7 +77,9 @@ class Slot:
 
     @property
     def may_leave(self) -> bool:
-        return self.state is ModelState.LOADED and not self.known.preset.is_pinned
+        """Whether another model may have its room. Requests that have waited for it come first: if they had to wait again, two
+        models could push each other out forever."""
+        return self.state is ModelState.LOADED and not self.known.preset.is_pinned and not self.num_waiting
 
     @property
     def is_idle(self) -> bool:
@@ -100,17 +101,14 @@ class LoadedModels:
         self._slots: dict[str, Slot] = {}
         self._occupied: set[Slot] = set()  # has a process, or is about to get one
         self._room = asyncio.Lock()  # held by the load that waits for a place next
-        self._changed = asyncio.Event()  # set when a request has ended, or a slot is free
+        self._changed = asyncio.Event()  # set when a request has begun or ended, a model is loaded, or a slot is free
         self._is_ending = False
         self._num_started = 0
         self._looking: asyncio.Task[None] | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: SocketFolder | None = None
 
     def start_looking(self) -> None:
-        base = tempfile.gettempdir()
-        self._folder = tempfile.TemporaryDirectory(  # only this user may open it, so only this user reaches the sockets
-            prefix="inflight-models-", dir="/tmp" if len(os.fsencode(base)) > _MAX_FOLDER_BYTES else base
-        )
+        self._folder = SocketFolder()
         self._looking = asyncio.create_task(self._look_after())
 
     def slot(self, known: KnownModel) -> Slot:
@@ -149,6 +147,7 @@ class LoadedModels:
             slot.num_active += 1
         finally:
             slot.num_waiting -= 1
+            self._changed.set()
         try:
             yield slot
         finally:
@@ -162,15 +161,49 @@ class LoadedModels:
         """Load the model unless it is loading or unloading already. Returns the task that does so.
 
         Raises:
+            ModelNotFoundError: the model is being deleted.
             ShuttingDownError: the server ends.
         """
         if slot.transition is None or slot.transition.done():
+            if slot.is_removed:
+                raise ModelNotFoundError(f"model {slot.known.name!r} is being deleted")
             if self._is_ending:
                 raise ShuttingDownError("the server is shutting down")
             slot.state = ModelState.LOADING
             slot.failure = None
             slot.transition = asyncio.create_task(self._load(slot))
         return slot.transition
+
+    def load(self, slot: Slot) -> None:
+        """Begin to load the model unless it is loaded or loading. A model that is being unloaded is loaded again afterwards.
+
+        Raises:
+            ModelNotFoundError, ShuttingDownError: as `begin_loading`.
+        """
+
+        def load_again(_: asyncio.Task[None]) -> None:
+            if slot.state is ModelState.UNLOADED and not slot.is_removed and not self._is_ending:
+                self.begin_loading(slot)
+
+        if slot.state is ModelState.UNLOADED:
+            self.begin_loading(slot)
+        elif slot.state is ModelState.UNLOADING and slot.transition is not None:
+            slot.transition.add_done_callback(load_again)
+
+    @asynccontextmanager
+    async def unloaded(self, slot: Slot) -> AsyncIterator[None]:
+        """Unload the model when its last request has ended, and keep it unloaded while the context lasts. Requests that wait
+        for it get a ModelNotFoundError."""
+        slot.is_removed = True
+        try:
+            while slot.state is not ModelState.UNLOADED:
+                if slot.state is ModelState.LOADED:
+                    self.begin_unloading(slot)
+                assert slot.transition is not None  # it is loading or unloading
+                await asyncio.wait([slot.transition])
+            yield
+        finally:
+            slot.is_removed = False
 
     def begin_unloading(self, slot: Slot) -> asyncio.Task[None]:
         """Unload a loaded model when its last request has ended. Returns the task that does so."""
@@ -192,10 +225,12 @@ class LoadedModels:
                         raise
                     logger.info("%s needs more memory: %s is unloaded", slot.known.name, idle[0].known.name)
                     await self.begin_unloading(idle[0])
-        except InflightError as error:
-            put_place_before(error, f"model {slot.known.name} could not be loaded")
-            logger.error("%s", error)
-            slot.failure = error
+        except (InflightError, OSError, ValueError) as error:
+            # the last two: the system has no process, file or memory left, or cannot take the name of the process
+            failure = error if isinstance(error, InflightError) else EngineError(f"{type(error).__name__}: {error}")
+            put_place_before(failure, f"model {slot.known.name} could not be loaded")
+            logger.error("%s", failure)
+            slot.failure = failure
             slot.state = ModelState.UNLOADED
             self._free(slot)
             return
@@ -208,6 +243,7 @@ class LoadedModels:
         slot.idle_seconds = math.inf if idle_seconds is None else idle_seconds
         slot.last_used = asyncio.get_running_loop().time()
         slot.state = ModelState.LOADED
+        self._changed.set()
         logger.info("model %s is loaded, after %.2f s", slot.known.name, time.monotonic() - begun)
 
     async def _make_room(self, slot: Slot) -> None:
@@ -238,8 +274,8 @@ class LoadedModels:
             ConfigError, EngineError: it could not start. Nothing is left running.
         """
         assert self._folder is not None  # `start_looking` was called
+        path = self._folder.new_path()
         self._num_started += 1
-        path = str(Path(self._folder.name) / f"{self._num_started}.sock")
         settings, args = self.settings_of(slot.known, path)
         listener = Listener(settings)
         try:
@@ -341,8 +377,7 @@ class LoadedModels:
             self._looking.cancel()
         await asyncio.gather(*(self._close_slot(slot) for slot in self._slots.values()))
         if self._folder is not None:
-            with contextlib.suppress(OSError):
-                self._folder.cleanup()
+            self._folder.close()
 
     async def _close_slot(self, slot: Slot) -> None:
         if slot.transition is not None:

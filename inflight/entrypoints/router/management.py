@@ -69,13 +69,21 @@ async def pull(name: str, send: Send, *, is_there: bool, streams: bool) -> None:
     await send({"type": "http.response.body", "body": last})
 
 
-async def delete(known: KnownModel) -> None:
+def check_deletable(known: KnownModel) -> None:
     """
     Raises:
         ManagementError: the model is not in the hub's cache.
     """
     if not known.is_cached:
         raise ManagementError(f"{known.name!r} is not in the hub's cache, so no request may remove it", 403)
+
+
+async def delete(known: KnownModel) -> None:
+    """Remove a model that `check_deletable` accepts.
+
+    Raises:
+        ModelNotFoundError: it has gone meanwhile.
+    """
     await asyncio.to_thread(remove_model, known.model)
 
 

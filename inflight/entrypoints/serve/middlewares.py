@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
 
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
@@ -50,6 +50,7 @@ REQUEST_ID_HEADER = b"x-request-id"
 _ACCEPTED_ID = re.compile(REQUEST_ID_PATTERN.encode())
 _SLASHES = re.compile(r"/{2,}")
 ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/v1/engine/abort"})  # what they do concerns all clients
+_ADMIN_PATHS_OF_SEVERAL = frozenset({"/v1/models/load", "/v1/models/unload", "/api/pull", "/api/delete"})
 _MAX_SHOWN = 100  # characters of a refused name
 _HOW_TO_SEND = "send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
 
@@ -65,7 +66,8 @@ def wrap(
     access log, even if the settings ask for an access log. If `keys` is None, the keys of the settings are used."""
     keys = keys or ApiKeys(settings.api_keys, settings.api_key_file)
     admin_keys = ApiKeys(settings.admin_keys)
-    app = Authentication(app, keys, admin_keys, metrics_public=settings.metrics_public)
+    admin_paths = ADMIN_PATHS | (_ADMIN_PATHS_OF_SEVERAL if settings.serves_several_models else frozenset())
+    app = Authentication(app, keys, admin_keys, admin_paths, metrics_public=settings.metrics_public)
     if settings.ui:
         app = PageFiles(app)
     else:
@@ -207,21 +209,24 @@ def _without_port(host: str) -> str:
 class Authentication:
     """If the server has keys, a request needs `Authorization: Bearer KEY` or `x-api-key: KEY`. Health checks need no key, and
     if `metrics_public`, /metrics needs none. CORS preflights have no key, but the CORS middleware answers them before they
-    come here. If the server has admin keys, `ADMIN_PATHS` need one of them. An admin key is good for every other path, too.
+    come here. If the server has admin keys, `admin_paths` need one of them. An admin key is good for every other path, too.
 
     A request without a valid key does not reach the app, so its client cannot find out which routes exist.
 
     For the app, all requests with the same key are one client's (`CLIENT`), and without keys those of one connection.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, admin_keys: ApiKeys, *, metrics_public: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: ApiKeys, admin_keys: ApiKeys, admin_paths: Collection[str], *, metrics_public: bool
+    ) -> None:
         self._app = app
         self._keys = keys
         self._admin_keys = admin_keys
+        self._admin_paths = admin_paths
         self._public = PROBES | ({"/metrics"} if metrics_public else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_for_admin = bool(self._admin_keys) and scope["path"] in ADMIN_PATHS
+        is_for_admin = bool(self._admin_keys) and scope["path"] in self._admin_paths
         needs_no_key = not is_for_admin and (not self._keys or scope["path"] in self._public)
         shown = [] if needs_no_key else list(_shown_keys(scope))
         accepted = next(filter(self._admin_keys.accepts if is_for_admin else self._accepts, shown), None)

@@ -87,8 +87,9 @@ class ServerSettings:
     )
     admin_api_key: str | None = _access(
         None,
-        "Key that POST /reset_prefix_cache and /v1/engine/abort must have; other keys are not enough then. Requests may have "
-        "it, too. Use INFLIGHT_SERVE_ADMIN_API_KEY, because everybody on this machine sees options in `ps`.",
+        "Key that POST /reset_prefix_cache and /v1/engine/abort must have, and requests that load, unload, pull and delete "
+        "models; other keys are not enough then. Requests may have it, too. Use INFLIGHT_SERVE_ADMIN_API_KEY, because "
+        "everybody on this machine sees options in `ps`.",
         metavar="KEY",
         is_secret=True,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.router.app import RouterApp
-from inflight.entrypoints.router.catalog import Catalog
+from inflight.entrypoints.router.catalog import Catalog, FolderGoneError
 from inflight.entrypoints.router.command import make_catalog
 from inflight.entrypoints.router.descriptions import merge_metrics
 from inflight.entrypoints.router.loaded_models import LoadedModels
@@ -20,7 +21,9 @@ from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.errors import ConfigError
 
 
-def ask(folder: Path, method: str, path: str, body: bytes = b"", *, may_manage: bool = False) -> tuple[int, Any]:
+def ask(
+    folder: Path, method: str, path: str, body: bytes = b"", *, may_manage: bool = False, **headers: str
+) -> tuple[int, Any]:
     sent: list[Any] = []
 
     async def run() -> None:
@@ -31,9 +34,12 @@ def ask(folder: Path, method: str, path: str, body: bytes = b"", *, may_manage: 
             sent.append(message)
 
         models = LoadedModels(ServerSettings(models_dir=str(folder)), EngineArgs(), lambda _: False)
-        app = RouterApp(Catalog(folder, {}, has_cache=False), models, may_manage=may_manage)
+        app = RouterApp(
+            Catalog(folder, {}, has_cache=False), models, may_manage=may_manage, allowed_origins=("https://ours",)
+        )
         path_only, _, query = path.partition("?")
-        scope = {"type": "http", "method": method, "path": path_only, "query_string": query.encode(), "headers": []}
+        given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "http", "method": method, "path": path_only, "query_string": query.encode(), "headers": given}
         await app(scope, receive, send)
 
     asyncio.run(run())
@@ -76,6 +82,7 @@ def test_models_and_their_states(folder: Path) -> None:
         ("GET", "/v1/models/../../etc", b"", 400, "is a path"),
         ("POST", "/v1/models/unload", b'{"model": "a"}', 400, "is unloaded, not loaded"),
         ("POST", "/api/chat", b'{"model": "a", "keep_alive": "soon"}', 400, "keep_alive='soon'"),
+        ("POST", "/v1/completions", b'{"model": "%s"}' % (b"x" * 100_000), 404, "there is no model 'xxx"),
         ("POST", "/api/pull", b'{"model": "org/x"}', 403, "--enable-model-management"),
         ("DELETE", "/api/delete", b'{"model": "a"}', 403, "--enable-model-management"),
     ],
@@ -91,6 +98,57 @@ def test_a_folder_is_never_deleted(folder: Path) -> None:
     status, error = ask(folder, "POST", "/api/pull", b'{"model": "/etc"}', may_manage=True)
     assert status == 400 and "is not a hub id" in error["error"]
     assert ask(folder, "POST", "/api/pull", b'{"model": "a", "stream": false}') == (200, {"status": "success"})
+
+
+def test_a_folder_that_has_gone(folder: Path) -> None:
+    async def run() -> None:
+        catalog = Catalog(folder, {}, has_cache=False)
+        shutil.rmtree(folder)
+        with pytest.raises(FolderGoneError, match=r"cannot be read: No such file") as refused:
+            catalog.find("a")
+        assert str(folder) not in str(refused.value)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/models/load", b'{"model": "a"}'),
+        ("POST", "/v1/models/unload", b'{"model": "a"}'),
+        ("POST", "/api/pull", b'{"model": "org/x"}'),
+        ("POST", "/api/generate", b'{"model": "a"}'),
+        ("POST", "/v1/completions", b'{"model": "a"}'),
+        ("DELETE", "/api/delete", b'{"model": "a"}'),
+        ("OPTIONS", "/v1/completions", b""),
+        ("GET", "/tokenizer_info?model=a", b""),
+    ],
+)
+def test_pages_of_other_sites_change_nothing(folder: Path, method: str, path: str, body: bytes) -> None:
+    """No request here would be answered without a process, but each is refused before one is started."""
+    forms: list[dict[str, str]] = [
+        {"sec_fetch_site": "cross-site", "content_type": "text/plain"},
+        {"sec_fetch_site": "same-site"},
+        {"origin": "http://evil.example", "host": "localhost:8000", "content_type": "text/plain; application/json"},
+    ]
+    for headers in forms:
+        status, error = ask(folder, method, path, body, may_manage=True, **headers)
+        assert status == 403 and "page of another site" in json.dumps(error), (headers, error)
+
+
+def test_other_sites_may_read_what_needs_no_model(folder: Path) -> None:
+    for path in ("/v1/models", "/health", "/api/tags"):
+        assert ask(folder, "GET", path, sec_fetch_site="cross-site")[0] == 200
+    unload = ("POST", "/v1/models/unload", b'{"model": "a"}')
+    for headers in (
+        {"origin": "https://ours", "sec_fetch_site": "cross-site"},
+        {"sec_fetch_site": "same-origin"},
+        {"origin": "http://localhost:8000", "host": "localhost:8000"},
+        # the browser has asked before it sent this
+        {"sec_fetch_site": "cross-site", "content_type": "application/json"},
+    ):
+        status, error = ask(folder, *unload, **headers)
+        assert (status, "is unloaded" in json.dumps(error)) == (400, True)
 
 
 def test_ollamas_way_to_unload(folder: Path) -> None:

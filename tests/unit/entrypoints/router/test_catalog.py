@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,25 @@ def test_each_kind_of_model_in_a_folder(folder: Path) -> None:
     }
     assert found["split"].num_bytes == 4
     assert found["single"].names == ("single", "single.gguf", "single:latest")
+
+
+def test_names_that_no_request_can_have(folder: Path) -> None:
+    before = Catalog(folder, {}, has_cache=False).models()
+    for name in (b"\xff.gguf", b"a\nb.gguf", b"\xffx/config.json", b"two/\xfe.gguf", b"org/\x1b[31m/config.json"):
+        path = os.path.join(os.fsencode(folder), name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        Path(os.fsdecode(path)).write_text("{}")
+    found = Catalog(folder, {}, has_cache=False).models()
+    assert found.keys() == before.keys() and all(each.digest for each in found.values())
+
+
+def test_links_that_lead_nowhere(folder: Path) -> None:
+    before = Catalog(folder, {}, has_cache=False).models()
+    for name, target in (("loop", "loop"), ("loop.gguf", "loop.gguf"), ("gone.gguf", "nowhere"), ("up", "..")):
+        (folder / name).symlink_to(target)
+    os.mkfifo(folder / "fifo.gguf")
+    found = Catalog(folder, {}, has_cache=False).models()
+    assert before.keys() <= found.keys() and not found.keys() & {"loop", "gone", "fifo"}
 
 
 def test_names(folder: Path) -> None:

@@ -93,8 +93,11 @@ def test_keep_alive() -> None:
         1.5,
         0.1,
     ]
-    assert read_keep_alive(-1) == read_keep_alive("-1m") == math.inf
+    assert read_keep_alive(-1) == read_keep_alive("-1m") == read_keep_alive(10**400) == math.inf
     wrong: list[Any] = ["", "soon", "5 m", "m", "nan", True, []]
     for each in wrong:
         with pytest.raises(ConfigError, match="keep_alive="):
             read_keep_alive(each)
+    with pytest.raises(ConfigError, match="keep_alive=") as refused:
+        read_keep_alive("x" * 10_000)
+    assert len(str(refused.value)) < 200

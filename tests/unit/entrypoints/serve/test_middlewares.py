@@ -473,6 +473,11 @@ def test_an_action_for_all_clients_may_need_a_key_of_its_own(keys: tuple[str, ..
     assert status("/v1/models", "admin-key-1") == 200
     with pytest.raises(ConfigError, match="shorter than 8"):
         wrapped(admin_api_key="short")
+    of_several = ("/models/load", "/v1/models/unload", "/api/pull", "/api/delete")
+    assert [status(path, None) for path in of_several] == [401 if keys else 200] * 4
+    app = wrapped(api_keys=keys, admin_api_key="admin-key-1", models_dir="models")
+    for path in of_several:
+        assert [status(path, key) for key in (None, *KEYS, "admin-key-1")] == [401, *[401 for _ in KEYS], 200]
 
 
 def test_of_two_keys_none_counts() -> None:

@@ -1,0 +1,137 @@
+"""Which models are loaded when, without their processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.router.catalog import KnownModel
+from inflight.entrypoints.router.loaded_models import LoadedModels, ModelState, Slot
+from inflight.entrypoints.router.socket_folder import SocketFolder
+from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.errors import EngineError, ModelNotFoundError
+
+A, B = KnownModel("a", "a"), KnownModel("b", "b")
+
+
+class WithoutProcesses(LoadedModels):
+    """A model is loaded when the test says so, or fails as the test says."""
+
+    def __init__(self, most: int = 1) -> None:
+        super().__init__(ServerSettings(models_dir="x", models_max=most), EngineArgs(), lambda _: False)
+        self.may_start = asyncio.Event()
+        self.may_start.set()
+        self.error: Exception | None = None
+        self.started: list[str] = []
+
+    async def _start(self, slot: Slot) -> None:
+        self.started.append(slot.known.name)
+        await self.may_start.wait()
+        if self.error is not None:
+            raise self.error
+
+
+def run(test: Callable[[WithoutProcesses], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(test(WithoutProcesses()), 60)
+
+    asyncio.run(bounded())
+
+
+def test_a_model_that_nobody_uses_makes_room() -> None:
+    async def test(models: WithoutProcesses) -> None:
+        models.may_start.clear()
+        models.load(models.slot(A))
+        waiting = asyncio.create_task(models.use(B).__aenter__())
+        while not models.slot(B).num_waiting:
+            await asyncio.sleep(0)
+        models.may_start.set()
+        assert (await waiting).known is B
+        assert models.slot(A).state is ModelState.UNLOADED
+
+    run(test)
+
+
+def test_two_models_do_not_push_each_other_out() -> None:
+    """The requests that have waited for a model begin before it has to go."""
+
+    async def test(models: WithoutProcesses) -> None:
+        async def ask(known: KnownModel) -> None:
+            async with models.use(known):
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*(ask(known) for known in (A, B, A, B, B, A)))
+        assert models.started == ["a", "b"]
+
+    run(test)
+
+
+def test_a_model_that_is_being_unloaded_is_loaded_again() -> None:
+    async def test(models: WithoutProcesses) -> None:
+        async with models.use(A) as slot:
+            models.begin_unloading(slot)
+            models.load(slot)
+            models.load(slot)
+        while slot.state is not ModelState.LOADED:
+            await asyncio.sleep(0)
+
+    run(test)
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), ValueError("embedded null byte")])
+def test_what_the_system_refuses_is_the_error_of_the_request(error: Exception) -> None:
+    async def test(models: WithoutProcesses) -> None:
+        models.error = error
+        with pytest.raises(EngineError, match="model a could not be loaded"):
+            await models.use(A).__aenter__()
+        models.error = None
+        assert (await models.use(A).__aenter__()).state is ModelState.LOADED
+
+    run(test)
+
+
+def test_nothing_loads_a_model_that_is_deleted() -> None:
+    async def test(models: WithoutProcesses) -> None:
+        models.may_start.clear()
+        waiting = [asyncio.create_task(models.use(A).__aenter__()) for _ in range(2)]
+        while models.slot(A).num_waiting < 2:
+            await asyncio.sleep(0)
+        deleting = models.unloaded(models.slot(A))
+        models.may_start.set()
+        slots = await asyncio.gather(*waiting)
+        entered = asyncio.create_task(deleting.__aenter__())
+        late = asyncio.create_task(models.use(A).__aenter__())
+        while not models.slot(A).num_waiting:
+            await asyncio.sleep(0)
+        for slot in slots:
+            slot.num_active -= 1
+        models._changed.set()
+        await entered
+        assert models.slot(A).state is ModelState.UNLOADED
+        with pytest.raises(ModelNotFoundError, match="is being deleted"):
+            await late
+        await deleting.__aexit__(None, None, None)
+        assert (await models.use(A).__aenter__()).state is ModelState.LOADED
+
+    run(test)
+
+
+def test_the_folder_of_sockets_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = SocketFolder()
+    first = Path(folder.new_path())
+    assert Path(folder.new_path()).parent == first.parent
+    shutil.rmtree(first.parent)
+    again = Path(folder.new_path())
+    assert again.parent.is_dir() and again.parent != first.parent
+    shutil.rmtree(again.parent)
+    os.symlink(tmp_path, again.parent)  # somebody else's, with the same name
+    assert Path(folder.new_path()).parent not in (again.parent, tmp_path)
+    folder.close()
