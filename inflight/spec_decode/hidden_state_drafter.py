@@ -58,13 +58,20 @@ class HiddenStateDrafter(ModelDrafter):
             return rows, NOTHING
         lengths = ends - starts
         indices = [np.arange(lengths[row]) + inputs.query_start_loc[row] for row in rows]
-        spans = [inputs.token_ids[inputs.slots[row], starts[row] + 1 : ends[row] + 1] for row in rows]
+        spans = list[Int32Array]()
+        for row in rows:
+            tokens = inputs.token_ids[inputs.slots[row]]
+            spans.append(tokens[starts[row] + 1 : ends[row] + 1])
         is_wanted = counts > 0
         if self._num_steps % STEPS_BETWEEN_PROBES == 0:
-            is_wanted |= self._num_tokens[inputs.slots[inputs.drawing_rows]] < self.config.max_model_len - 1
+            num_tokens = self._num_tokens[inputs.slots[inputs.drawing_rows]]
+            is_wanted |= num_tokens < self.config.max_model_len - 1
         is_wanted &= lengths[inputs.drawing_rows] > 0
         places = np.flatnonzero(is_wanted)
         behind = np.cumsum(lengths)  # the index of the position behind each row's last one
         last = behind[inputs.drawing_rows[places]] - 1
-        hidden = self.model.read_hidden(inputs.hidden[self._device.to_device(np.concatenate(indices))])
-        return places, self._forward(np.concatenate(spans), inputs, rows, starts[rows], ends[rows], last, hidden)
+        chosen = self._device.to_device(np.concatenate(indices))
+        hidden = self.model.read_hidden(inputs.hidden[chosen])
+        tokens = np.concatenate(spans)
+        passed = self._forward(tokens, inputs, rows, starts[rows], ends[rows], last, hidden)
+        return places, passed

@@ -5,12 +5,13 @@ Its keys and values are in the same blocks as those of the served model (`CACHE_
 request and a block that comes from a tier need no work of their own: where the served model has keys, the drafter has them,
 too. The scheduler gives each request room for `num_speculative_tokens` tokens more.
 
-How many drafts a request gets follows how often they were right, and what a pass costs.
+How many drafts a request gets follows how often they were right, and what steps and passes take (`DraftChoice`).
 
 A draft is drawn with the noise of its position, as the served model's token is. If both models give a token about the same
 probability, both draw it.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
@@ -32,8 +33,8 @@ from inflight.layers.recurrent_state import RecurrentState
 from inflight.models.causal_lm import CausalLM, ModelStep
 from inflight.sample.rows import SamplingRows
 from inflight.sample.sampler import Sampler
-from inflight.spec_decode import adaptive
 from inflight.spec_decode.acceptance import Acceptance
+from inflight.spec_decode.draft_choice import DraftChoice, fewest_right
 from inflight.spec_decode.draft_costs import FREE_TOKENS, DraftCosts
 from inflight.spec_decode.proposer import NO_TOKEN
 
@@ -113,9 +114,9 @@ class ModelDrafter(ABC):
         self._vocab_size = config.model.architecture.vocab_size
         self._backend = backend
         self._device = device
-        self._costs = DraftCosts(FREE_TOKENS[config.device.kind], share_of_step)
+        estimated = DraftCosts(FREE_TOKENS[config.device.kind], share_of_step)
+        self.choice = DraftChoice(estimated, self.num_speculative_tokens)
         self._pays = True
-        self._choose = adaptive.best_num_passes
         # of each slot: how many tokens there were when the last drafts were drawn, and these drafts
         max_num_seqs = config.scheduler.max_num_seqs
         self._num_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
@@ -136,15 +137,10 @@ class ModelDrafter(ABC):
             for group in kv_cache_config.groups
         )
 
-    @property
-    def costs(self) -> DraftCosts:
-        return self._costs
-
-    @costs.setter
-    def costs(self, measured: DraftCosts) -> None:
-        """If drafts would not pay even if all were right, there are none from now on. Set it before the first request."""
-        self._costs = measured
-        self._pays = adaptive.fewest_right(self.num_speculative_tokens, measured) is not None
+    def set_costs(self, measured: DraftCosts) -> None:
+        """If drafts would not pay even if all were right, there are none from now on. Call it before the first request."""
+        self.choice.costs = measured
+        self._pays = fewest_right(self.num_speculative_tokens, measured) is not None
 
     def begin(self, requests: Sequence[NewRequestData]) -> None:
         """These requests have just got their slots. Call it before the first step of the requests has drafts."""
@@ -161,7 +157,9 @@ class ModelDrafter(ABC):
         drafts = np.full((len(inputs.drawing_rows), self.num_speculative_tokens), NO_TOKEN, dtype=np.int32)
         if not self._pays:
             return drafts
-        counts = self._choose_counts(inputs)
+        num_behind = self._num_behind(inputs)
+        counts = self._choose_counts(inputs, num_behind)
+        start = time.perf_counter()
         places, passed = self._compute_step(inputs, counts, sampler)
         column = 0
         while len(places):
@@ -176,6 +174,11 @@ class ModelDrafter(ABC):
                 hidden = passed.take(np.flatnonzero(going_on)).hidden
                 last = np.arange(len(wanted))
                 passed = self._forward(drawn[going_on], inputs, wanted, starts, starts + 1, last, hidden)
+        if counts.any() and not num_behind.any() and self._continues(inputs):
+            seconds = time.perf_counter() - start
+            num_passes = int(counts.max())
+            num_rows = int(counts.sum()) / num_passes
+            self.choice.costs.observe_draft(num_rows, seconds / num_passes)
         self._drawn[inputs.slots[inputs.drawing_rows]] = drafts
         drafts[counts == 0] = NO_TOKEN
         return drafts
@@ -192,35 +195,51 @@ class ModelDrafter(ABC):
             whose count is 0 may be among them: its one draft is compared with the next token, but not proposed.
         """
 
-    def _choose_counts(self, inputs: DraftInputs) -> Int32Array:
+    def _choose_counts(self, inputs: DraftInputs, num_behind: IntArray) -> Int32Array:
         """[n]: how many drafts each of `drawing_rows` gets. First it learns from the drafts that were verified in this step."""
         slots = inputs.slots[inputs.drawing_rows]
         num_tokens = inputs.num_tokens[inputs.drawing_rows]
         self._learn(slots, inputs.token_ids, num_tokens)
-        room = np.minimum(self.config.max_model_len - num_tokens - 1, self.num_speculative_tokens).clip(min=0)
+        left = self.config.max_model_len - num_tokens - 1
+        room = left.clip(min=0, max=self.num_speculative_tokens)
         self._num_tokens[slots] = num_tokens
         probabilities = [self._acceptance.probability(slot) for slot in slots.tolist()]
-        costs = self._costs
-        chosen = self._choose(probabilities, room.tolist(), costs.free_tokens, costs.share_of_step)
+        chosen = self.choice.counts(probabilities, room.tolist(), num_behind)
         return np.array(chosen, dtype=np.int32)
+
+    def _num_behind(self, inputs: DraftInputs) -> IntArray:
+        """[n]: how many tokens each of `drawing_rows` needs before drafts can be written, beside those of the step."""
+        return np.zeros(len(inputs.drawing_rows), dtype=np.int32)
+
+    def _continues(self, inputs: DraftInputs) -> bool:
+        """Whether the step had no prompts: then the time of its drafts tells what the next ones will take."""
+        num_tokens = inputs.num_tokens - inputs.num_computed_tokens
+        return int(num_tokens.max()) <= 2 + self.num_speculative_tokens
 
     def _learn(self, slots: Int32Array, token_ids: Int32Array, num_tokens: Int32Array) -> None:
         """Compare the last drafts of these requests with the tokens that followed."""
         begins = self._num_tokens[slots]
         width = np.arange(self.num_speculative_tokens)
-        places = np.minimum(begins[:, None] + width, token_ids.shape[1] - 1)
-        is_known = (begins[:, None] + width < num_tokens[:, None]) & (begins[:, None] > 0)
+        positions = begins[:, None] + width
+        places = np.minimum(positions, token_ids.shape[1] - 1)
+        is_known = positions < num_tokens[:, None]
+        is_known &= begins[:, None] > 0
         drafts = self._drawn[slots]
         compared = is_known & (drafts != NO_TOKEN)
-        right = (compared & (drafts == token_ids[slots[:, None], places])).cumprod(axis=1).sum(axis=1)
-        self._acceptance.add_all(slots, right, np.minimum(right + 1, compared.sum(axis=1)))
+        tokens = token_ids[slots[:, None], places]
+        is_right = compared & (drafts == tokens)
+        right = is_right.cumprod(axis=1).sum(axis=1)
+        most = compared.sum(axis=1)
+        self._acceptance.add_all(slots, right, np.minimum(right + 1, most))
         self._drawn[slots] = NO_TOKEN  # each draft is counted once, also if the next step proposes none
 
     def warm_up(self, inputs: AttentionInputs) -> None:
         """Compute tokens that belong to no request, at these places."""
         num_tokens = len(inputs.seq_lens)
         zeros = self._device.to_device(np.zeros(num_tokens, dtype=np.int32))
-        hidden = self.model(ModelStep(zeros, zeros, self._metadata([inputs] * len(self._builders), num_tokens)))
+        groups = [inputs] * len(self._builders)
+        metadata = self._metadata(groups, num_tokens)
+        hidden = self.model(ModelStep(zeros, zeros, metadata))
         self.model.compute_logits(hidden)
 
     def _forward(
@@ -238,7 +257,9 @@ class ModelDrafter(ABC):
         lengths = ends - starts
         query_start_loc = np.zeros(len(rows) + 1, dtype=np.int32)
         np.cumsum(lengths, out=query_start_loc[1:])
-        positions = np.arange(len(tokens), dtype=np.int32) + np.repeat(starts - query_start_loc[:-1], lengths)
+        offsets = starts - query_start_loc[:-1]
+        positions = np.arange(len(tokens), dtype=np.int32)
+        positions += np.repeat(offsets, lengths)
         attention = [
             AttentionInputs(
                 query_start_loc=query_start_loc, seq_lens=ends, num_computed_tokens=starts, block_table=table[rows]
@@ -246,7 +267,8 @@ class ModelDrafter(ABC):
             for table in inputs.block_tables
         ]
         device = self._device
-        known = np.where(tokens < self.config.architecture.vocab_size, tokens, 0).astype(np.int32)
+        vocab_size = self.config.architecture.vocab_size
+        known = np.where(tokens < vocab_size, tokens, 0).astype(np.int32)
         step = ModelStep(
             device.to_device(known),
             device.to_device(positions.astype(np.int32)),
@@ -258,8 +280,11 @@ class ModelDrafter(ABC):
         logits = self.model.compute_logits(behind)
         missing = self._vocab_size - logits.shape[1]
         if missing > 0:
-            return Pass(torch.nn.functional.pad(logits, (0, missing), value=-torch.inf), behind)
-        return Pass(logits if missing == 0 else logits[:, : self._vocab_size].contiguous(), behind)
+            padded = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
+            return Pass(padded, behind)
+        if missing < 0:
+            logits = logits[:, : self._vocab_size].contiguous()
+        return Pass(logits, behind)
 
     def _metadata(self, attention: Sequence[AttentionInputs], num_tokens: int) -> tuple[AttentionMetadata, ...]:
         return tuple(

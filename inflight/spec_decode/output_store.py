@@ -86,12 +86,17 @@ class OutputStore:
         self._num_requests = 0
         self._writers: dict[int, _Writer] = {}  # by slot
         # the cells that are compared, one more that always differs, and the cells behind
-        self._around = np.concatenate([np.arange(-1, -depth - 2, -1), np.arange(num_following)])
+        before = np.arange(-1, -depth - 2, -1)
+        behind = np.arange(num_following)
+        self._around = np.concatenate([before, behind])
 
     def begin(self, slot: int, num_tokens: int, cache_salt: str) -> None:
         """The slot has a new sequence. Only tokens that are added to its first `num_tokens` tokens are stored. So of a request
         that was preempted and begins again, no token is stored twice. Only requests with the same `cache_salt` find them."""
-        salt = int.from_bytes(blake2b(cache_salt.encode(), digest_size=8).digest()) if cache_salt else 0
+        salt = 0
+        if cache_salt:
+            digest = blake2b(cache_salt.encode(), digest_size=8).digest()
+            salt = int.from_bytes(digest)
         self._writers[slot] = _Writer(num_tokens, salt)
 
     def add_and_match(self, token_ids: Int32Array, slots: Int32Array, num_tokens: Int32Array) -> list[list[Match]]:
@@ -105,7 +110,8 @@ class OutputStore:
         last = np.full((len(writers), self._depth + 1), _NONE, dtype=np.int32)  # the last tokens, the newest first
         for row, (writer, slot, length) in enumerate(zip(writers, slots.tolist(), num_tokens.tolist(), strict=True)):
             self._add(writer, token_ids[slot, :length])
-            newest = token_ids[slot, max(length - self._depth, 0) : length][::-1]
+            first = max(length - self._depth, 0)
+            newest = token_ids[slot, first:length][::-1]
             last[row, : len(newest)] = newest
         matches: list[list[Match]] = [[] for _ in writers]
         rows = list[int]()
@@ -123,8 +129,10 @@ class OutputStore:
         places += self._moves.take(moves)
         windows = self._tokens.take(places)  # [num_cells, depth + 1 + num_following]
         compared = self._depth + 1
-        lengths = (windows[:, :compared] != last[rows]).argmax(axis=1).tolist()
-        for row, length, following in zip(rows, lengths, windows[:, compared:].tolist(), strict=True):
+        differs = windows[:, :compared] != last[rows]
+        lengths = differs.argmax(axis=1).tolist()
+        texts = windows[:, compared:].tolist()
+        for row, length, following in zip(rows, lengths, texts, strict=True):
             if length >= CONTEXTS[0] and following[0] != NO_TOKEN:
                 end = following.index(NO_TOKEN) if NO_TOKEN in following else len(following)
                 matches[row].append(Match(length, following[:end]))

@@ -38,7 +38,8 @@ class SuffixProposer(AdaptiveProposer):
         # after a very long match the drafts are those of a shorter one.
         self._most = [0]
         for length in range(1, depth):
-            self._most.append(max(self._most[-1], min(int(factor * length), depth - length, k)))
+            most = min(int(factor * length), depth - length, k)
+            self._most.append(max(self._most[-1], most))
         self._back = np.arange(1, depth + 1)
         self._indexes = SequenceIndexes(2)
         self._store = OutputStore(store_bytes, max_requests, self._depth, k) if max_requests else None
@@ -75,7 +76,8 @@ class SuffixProposer(AdaptiveProposer):
         differs |= places < 0
         differs[:, -1] = True  # no more tokens are compared
         lengths = differs.argmax(axis=1)
-        order = (lengths * len(ends) + np.arange(len(ends))).argsort()[::-1][:MAX_OWN_MATCHES]
+        ranks = lengths * len(ends) + np.arange(len(ends))
+        order = ranks.argsort()[::-1][:MAX_OWN_MATCHES]
         k = self.num_speculative_tokens
         return [
             Match(size, tokens[end : end + k].tolist())

@@ -26,7 +26,7 @@ from inflight.models.causal_lm import ModelStep
 from inflight.sample.processors import LogitsProcessors
 from inflight.sample.sampler import Sampler, SamplerOutput
 from inflight.sampling_params import SamplingParams
-from inflight.worker.draw_rows import grammar_masks, resolve_drafts
+from inflight.worker.draw_rows import grammar_masks
 from inflight.worker.drawn_tokens import DrawnTokens
 from inflight.worker.input_batch import StepInputs
 from inflight.worker.model_input import DrawnStep, ForwardInput, ForwardOutput, ModelInput, VerifiedDraws
@@ -152,8 +152,8 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
         with self._timeline.span(plan.step_id, "forward"):
             forward_input = model_input.forward
             if forward_input is None:
-                drawn = self._drawn_tokens
-                inputs = resolve_drafts(plan, inputs, drawn.num_tokens[plan.slots], drawn.drafts[plan.slots])
+                assert self._drafts is not None
+                inputs = self._drafts.resolve(plan, inputs)
                 forward_input = self._forward_input(model_input, inputs)
                 intermediate = intermediate and intermediate.first(len(inputs.input_ids))
             if model_input.message is not None:

@@ -10,21 +10,23 @@ from torch import Tensor
 
 from inflight.config.engine import EngineConfig
 from inflight.interface.request import Int32Array
+from inflight.interface.step import SchedulerOutput
 from inflight.sample.sampler import Sampler
 from inflight.sample.verification import num_emitted
-from inflight.spec_decode.adaptive import fewest_right
-from inflight.spec_decode.draft_costs import DraftCosts, num_weights_read
+from inflight.spec_decode.draft_choice import fewest_right
+from inflight.spec_decode.draft_costs import MeasuredCosts, num_weights_read
 from inflight.spec_decode.make_proposer import make_proposer
 from inflight.spec_decode.model_drafter import DraftInputs, ModelDrafter
-from inflight.worker.draw_rows import message_of
+from inflight.worker.draw_rows import message_of, resolve_drafts
 from inflight.worker.drawn_tokens import DrawnTokens
-from inflight.worker.input_batch import NO_TOKENS
+from inflight.worker.input_batch import NO_TOKENS, StepInputs
 from inflight.worker.model_input import ForwardOutput, ModelInput, VerifiedDraws
 from inflight.worker.profile_run import one_token_each
 
 logger = logging.getLogger(__name__)
 
 _FEWEST_WEIGHTS = 1 << 25  # of a model whose steps are timed
+_MOST_TOKENS = 32  # of a step that is timed at the start; larger ones are learned when they come
 _NUM_RUNS = 3  # of each kind, of which the fastest counts: what else the machine does must not turn drafts off
 
 
@@ -61,6 +63,9 @@ class StepDrafts:
         self._drawn_tokens = drawn_tokens
         self._sampler = sampler
         self._proposer = make_proposer(config)
+        self._max_num_seqs = config.scheduler.max_num_seqs
+        self._costs: MeasuredCosts | None = None
+        self._started: float | None = None  # when the forward of a step that may have drafts began
         self._num_stages = config.parallel.pipeline_parallel_size
         # Short times are not exact. The ranks of a launcher must make the same steps, so nothing may depend on their times.
         self._is_timed = (
@@ -81,25 +86,45 @@ class StepDrafts:
         It logs what it has found."""
         if not self._is_timed:
             return
-        more = 1 + self._num_speculative_tokens
-        steps = [_fewest_seconds(dummy_run, num_tokens) for num_tokens in (1, more)]
+        sizes = [1, 1 + self._num_speculative_tokens]
+        if self._max_num_seqs > sizes[1]:
+            sizes.append(min(self._max_num_seqs, _MOST_TOKENS))
+        steps = {size: _fewest_seconds(dummy_run, size) for size in sizes}
         if not draws:
             return
-        passes = [0.0, 0.0]
+        passes = dict[int, float]()
         drafter = self._draft_model
         if drafter is not None:  # a dummy run has such a pass, too
-            passes = [_fewest_seconds(lambda n: drafter.warm_up(one_token_each(n)), n) for n in (1, more)]
-        one, several = (max(step - each, 1e-6) for step, each in zip(steps, passes, strict=True))
-        stages = self._num_stages  # of which this rank has measured one
-        source = drafter or self._proposer
-        assert source is not None
-        source.costs = DraftCosts.of_seconds(one * stages, several * stages, more, passes[0])
-        fewest = fewest_right(self._num_speculative_tokens, source.costs)
-        found = "so there are none" if fewest is None else f"so they pay if {fewest:.0%} of them are right"
+            passes = {size: _fewest_seconds(lambda n: drafter.warm_up(one_token_each(n)), size) for size in sizes}
+        # in a pipeline this rank has measured one of the stages
+        for size in sizes:
+            alone = steps[size] - passes.get(size, 0.0)
+            steps[size] = max(alone, 1e-6) * self._num_stages
+        costs = MeasuredCosts(steps, passes)
+        if drafter is not None:
+            drafter.set_costs(costs)
+        else:
+            assert self._proposer is not None
+            self._proposer.choice.costs = costs
+        self._costs = costs
+        fewest = fewest_right(self._num_speculative_tokens, costs)
+        found = "so there are none"
+        if fewest is not None:
+            found = f"so they pay if {fewest:.0%} of them are right"
+        larger = [f"one of {size} tokens {steps[size] * 1e3:.1f} ms" for size in sizes[1:]]
+        times = ", ".join(larger)
         logger.info(
-            "drafts: a step of 1 token takes %.1f ms, one of %d tokens %.1f ms, and a draft %.1f ms, %s",
-            one * stages * 1e3, more, several * stages * 1e3, passes[0] * 1e3, found,
+            "drafts: a step of 1 token takes %.1f ms, %s, and a draft %.1f ms, %s",
+            steps[1] * 1e3, times, passes.get(1, 0.0) * 1e3, found,
         )  # fmt: skip
+
+    def resolve(self, plan: SchedulerOutput, inputs: StepInputs) -> StepInputs:
+        """The exact inputs of a step (`resolve_drafts`). Its forward begins now."""
+        self._started = time.perf_counter()
+        drawn = self._drawn_tokens
+        num_tokens = drawn.num_tokens[plan.slots]
+        drafts = drawn.drafts[plan.slots]
+        return resolve_drafts(plan, inputs, num_tokens, drafts)
 
     def begin(self, model_input: ModelInput, forward: ForwardOutput) -> None:
         """Call it in each step, before its draws: new requests have slots of older ones."""
@@ -116,13 +141,29 @@ class StepDrafts:
         positions, slots, drawn = inputs.first_positions, model_input.sampling_slots, self._drawn_tokens
         drafts = torch.from_numpy(drawn.drafts[slots]).to(sampled.device)
         counts = num_emitted(sampled, drafts, inputs.draw_start_loc).cpu().numpy()
-        tokens = message_of(sampled.cpu().numpy(), counts, inputs.draw_start_loc, self._num_speculative_tokens + 1)
+        self._observe(inputs)
+        draws = sampled.cpu().numpy()
+        most = self._num_speculative_tokens + 1
+        tokens = message_of(draws, counts, inputs.draw_start_loc, most)
         rows, columns = np.nonzero(tokens >= 0)
-        drawn.write(slots[rows], (positions[rows] + columns).astype(np.int32), tokens[rows, columns])
+        places = positions[rows] + columns
+        drawn.write(slots[rows], places.astype(np.int32), tokens[rows, columns])
         num_tokens = np.minimum(positions + counts, self._max_model_len).astype(np.int32)
         next_drafts = self._propose(model_input, forward, num_tokens)
-        message = torch.from_numpy(np.concatenate([tokens, next_drafts], axis=1)).to(sampled.device)
+        values = np.concatenate([tokens, next_drafts], axis=1)
+        message = torch.from_numpy(values).to(sampled.device)
         return message, VerifiedDraws(counts, positions, inputs.draw_start_loc, next_drafts)
+
+    def _observe(self, inputs: StepInputs) -> None:
+        """Learn how long the step took, if there is a draw behind each of its tokens: then it has no prompts."""
+        started = self._started
+        self._started = None
+        if started is None or self._costs is None:
+            return
+        num_tokens = len(inputs.input_ids)
+        if inputs.draw_start_loc[-1] == num_tokens:
+            seconds = time.perf_counter() - started
+            self._costs.observe_step(num_tokens, seconds * self._num_stages)
 
     def _propose(self, model_input: ModelInput, forward: ForwardOutput, num_tokens: Int32Array) -> Int32Array:
         """The next drafts of the rows that draw, which have so many tokens now: [num_sampling_rows, k], padded with -1."""

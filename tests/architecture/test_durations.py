@@ -41,7 +41,7 @@ BUDGETS = {
     "unit/processes": 25,
     "unit/sample": 80,
     "unit/scheduler": 30,
-    "unit/spec_decode": 20,
+    "unit/spec_decode": 24,
     "unit/structured_output": 30,
     "unit/tokenizer": 26,
     "unit/weight_cache": 36,

@@ -11,7 +11,7 @@ import pytest
 
 from inflight import LLM
 from inflight.errors import ConfigError
-from inflight.spec_decode import adaptive
+from inflight.spec_decode import draft_choice
 from inflight.worker import step_drafts
 from tests.support.drafts import ARGUMENTS, NUM_DRAFTS, Tokens, generate, verify_all_drafts, without_drafts
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
@@ -86,7 +86,7 @@ def test_tokens_without_drafts_are_computed_later(
     """Requests get drafts in some steps only. The draft model then computes what it has left out, before it goes on."""
     chance = random.Random(0)
     monkeypatch.setattr(
-        adaptive, "best_num_passes", lambda _, most, *costs: [chance.choice([0, 0, 0, each]) for each in most]
+        draft_choice, "best_num_drafts", lambda _, most, *costs: [chance.choice([0, 0, 0, each]) for each in most]
     )
     folder = folders["qwen3"]
     with LLM(str(folder), **ARGUMENTS, speculative_config=speculative(folder)) as llm:

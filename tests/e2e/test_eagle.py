@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from inflight import LLM, SamplingParams
 from inflight.errors import CheckpointError
-from inflight.spec_decode import adaptive
+from inflight.spec_decode import draft_choice
 from tests.support.drafts import (
     ARGUMENTS,
     NUM_DRAFTS,
@@ -148,7 +148,7 @@ def test_drafts_in_some_steps_only(
 ) -> None:
     chance = random.Random(0)
     monkeypatch.setattr(
-        adaptive, "best_num_passes", lambda _, most, *costs: [chance.choice([0, 0, 0, each]) for each in most]
+        draft_choice, "best_num_drafts", lambda _, most, *costs: [chance.choice([0, 0, 0, each]) for each in most]
     )
     served, head = pairs[kind]
     with LLM(str(served), **ARGUMENTS, speculative_config=speculative(head, kind)) as llm, recorded() as found:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from inflight import LLM, SamplingParams
 from inflight.errors import ConfigError
-from inflight.spec_decode import adaptive
+from inflight.spec_decode import draft_choice
 from tests.support.drafts import (
     ARGUMENTS,
     NUM_DRAFTS,
@@ -118,7 +118,7 @@ def test_drafts_in_some_steps_only(
 ) -> None:
     chance = random.Random(0)
     monkeypatch.setattr(
-        adaptive, "best_num_passes", lambda _, most, *costs: [chance.choice([0, 0, 0, each]) for each in most]
+        draft_choice, "best_num_drafts", lambda _, most, *costs: [chance.choice([0, 0, 0, each]) for each in most]
     )
     with LLM(str(folders["deepseek_v3"]), **ARGUMENTS, speculative_config=MTP) as llm:
         stats = llm.llm_engine.core.scheduler.stats

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -15,7 +15,7 @@ import torch
 
 from inflight import LLM, SamplingParams
 from inflight.sample.sampler import Sampler
-from inflight.spec_decode import adaptive, draft_costs
+from inflight.spec_decode import draft_choice
 from inflight.spec_decode.model_drafter import DraftInputs, ModelDrafter
 
 ARGUMENTS: dict[str, Any] = {
@@ -35,10 +35,7 @@ Tokens = list[list[int]]
 def verify_all_drafts() -> AbstractContextManager[object]:
     """Proposers that are made inside propose all drafts that they find, also those that are rarely right. Otherwise tests that
     compare tokens would see hardly any wrong drafts. It has no effect on ranks that are processes of their own."""
-    stack = ExitStack()
-    stack.enter_context(mock.patch.dict(draft_costs.FREE_TOKENS, dict.fromkeys(draft_costs.FREE_TOKENS, 1e30)))
-    stack.enter_context(mock.patch.object(adaptive, "best_num_passes", lambda probabilities, most, *costs: most))
-    return stack
+    return mock.patch.object(draft_choice, "best_num_drafts", lambda probabilities, most, *costs: most)
 
 
 def generate(llm: LLM, temperature: float, *, count: int = 1) -> Tokens:

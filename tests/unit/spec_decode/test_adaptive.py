@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from inflight.config.speculative import SpeculativeConfig
 from inflight.interface.request import Int32Array
-from inflight.spec_decode.adaptive import AdaptiveProposer, Match, best_num_drafts, best_num_passes, expected_right
+from inflight.spec_decode.adaptive import AdaptiveProposer, Match
 from tests.support.plans import new_request
 
 K = 4
@@ -87,38 +82,6 @@ def test_on_a_gpu_drafts_pay_more_often_and_in_a_large_batch_less_often() -> Non
     assert counts("cpu", 32) == 0
 
 
-@given(
-    rows=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 3)), min_size=1, max_size=4),
-    free_tokens=st.sampled_from([2.0, 16.0, 256.0]),
-)
-def test_the_numbers_are_the_best_of_all(rows: list[tuple[float, int]], free_tokens: float) -> None:
-    def speed(counts: tuple[int, ...]) -> float:
-        tokens = sum(sum(p**i for i in range(count + 1)) for (p, _), count in zip(rows, counts, strict=True))
-        return tokens / (free_tokens + len(rows) + sum(counts))
-
-    best = max(speed(counts) for counts in itertools.product(*(range(most + 1) for _, most in rows)))
-    chosen = best_num_drafts([p for p, _ in rows], [most for _, most in rows], free_tokens)
-    assert all(0 <= count <= most for count, (_, most) in zip(chosen, rows, strict=True))
-    assert speed(tuple(chosen)) == pytest.approx(best, rel=1e-3)
-
-
 def test_no_requests() -> None:
     none = np.empty(0, dtype=np.int32)
     assert Scripted(CONFIG, "cpu").propose(np.zeros((1, 9), dtype=np.int32), none, none).shape == (0, K)
-
-
-@pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
-@pytest.mark.parametrize("probabilities", [[0.9], [0.2], [0.9, 0.9, 0.1], [0.7] * 32])
-def test_the_best_numbers_of_passes(probabilities: list[float], share: float) -> None:
-    """No other number of drafts that is the same for all requests gives more tokens per time."""
-    n, free = len(probabilities), 16.0
-
-    def rate(counts: list[int]) -> float:
-        seconds = free + n + sum(counts) + max(counts) * share * (free + n)
-        return (n + expected_right(probabilities, counts)) / seconds
-
-    chosen = best_num_passes(probabilities, [6] * n, free, share)
-    assert rate(chosen) >= max(rate([count] * n) for count in range(7)) - 1e-3
-    assert max(best_num_passes(probabilities, [2] * n, free, share)) <= 2
-    if share == 1.0:
-        assert not any(chosen)
