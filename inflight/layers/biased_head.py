@@ -1,11 +1,9 @@
 """`BiasedHead`: a head whose logits have a bias."""
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from inflight.kernels.quantized_weight import QuantizedWeight
+from inflight.kernels.weight_rows import StoredWeight
 from inflight.layers.context import LayerContext
 from inflight.layers.linear_method import PreparedLinear
 from inflight.layers.vocab import LogitsHead, VocabParallelEmbedding
@@ -28,7 +26,7 @@ class BiasedHead(LogitsHead):
         own = self.bias.data[: self.table.stop - self.table.start]
         yield f"{prefix}.bias", WeightSlot(shape=(self.vocab_size,), destination=own, start=self.table.start)
 
-    def prepare(self, weight: Sequence[Tensor] | QuantizedWeight) -> PreparedLinear:
+    def prepare(self, weight: StoredWeight) -> PreparedLinear:
         bias = self.bias.data
         del self.bias
         bias[self.table.stop - self.table.start :].zero_()  # padding

@@ -27,6 +27,7 @@ from inflight.kernels.triton.weight_only import (
     weight_only_configs,
     weight_only_linear,
 )
+from inflight.kernels.weight_rows import StoredWeight, in_memory
 from inflight.layers.gpu_experts import stack_floats, stack_fp8, stack_integers
 from inflight.layers.linear_method import LinearChoice, LinearMethod, PreparedExperts, PreparedLinear
 from inflight.layers.linear_tuner import MIN_WEIGHT_BYTES, GpuWeight, TunedLinear, tune
@@ -192,10 +193,8 @@ class GpuLinear(LinearMethod):
     def _scratch(self) -> SplitKScratch:
         return SplitKScratch(self._device)
 
-    def prepare(
-        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, gate: str | None = None
-    ) -> PreparedLinear:
-        layer = TunedLinear(self._on_the_gpu(weight), bias, self._scratch, gate=gate)
+    def prepare(self, weight: StoredWeight, bias: Tensor | None, *, gate: str | None = None) -> PreparedLinear:
+        layer = TunedLinear(self._on_the_gpu(in_memory(weight)), bias, self._scratch, gate=gate)
         self._layers.append(layer)
         return layer
 

@@ -6,7 +6,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.layers.context import LayerContext
 from inflight.layers.linear_method import PreparedLinear
 from inflight.layers.sharding import OutputShard, even_shard
@@ -37,7 +36,7 @@ class Linear(Loadable):
 
     def finish_loading(self) -> None:
         weight = self.stored.assemble(self.weight.data)
-        if not isinstance(weight, QuantizedWeight):
+        if isinstance(weight, list):  # floats
             self.num_dequantized = self.stored.num_quantized
         self.multiply: PreparedLinear = self.method.prepare(
             weight, None if self.bias is None else self.bias.data, gate=self.gate

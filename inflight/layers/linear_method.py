@@ -1,7 +1,8 @@
 """`LinearMethod`: computes x @ weight.T. The method is chosen by device, dtype and quantization.
 
 `prepare` turns the weight of a layer into a callable that every step uses. The weight is a `QuantizedWeight` if the checkpoint
-is quantized. Otherwise it is a list of tensors in the engine's dtype, which together have the rows of the weight.
+is quantized. Otherwise it is a list of tensors in the engine's dtype, which together have the rows of the weight. A very large
+weight is `WeightRows`, of which some rows at a time are read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -21,8 +23,10 @@ from inflight.kernels.cpu.huge_pages import HugePages
 from inflight.kernels.cpu.limits import linear_problem
 from inflight.kernels.cpu.packed_heads import PackedHeads
 from inflight.kernels.cpu.packing import pack_float, pack_integers, quantize_rows
+from inflight.kernels.cpu.packing_rows import pack_rows
 from inflight.kernels.gate import multiply_gate
 from inflight.kernels.quantized_weight import QuantizedWeight, fitting_group_size
+from inflight.kernels.weight_rows import StoredWeight, in_memory, rows_if_large
 
 logger = logging.getLogger(__name__)
 
@@ -79,11 +83,9 @@ class LinearMethod(ABC):
     copies_weights = False
 
     @abstractmethod
-    def prepare(
-        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, gate: str | None = None
-    ) -> PreparedLinear:
+    def prepare(self, weight: StoredWeight, bias: Tensor | None, *, gate: str | None = None) -> PreparedLinear:
         """Prepares a weight for multiplication. weight: [out_features, in_features] in total; the caller does not use it after
-        this call. bias: [out_features].
+        this call. It can be `WeightRows` only if `copies_weights`. bias: [out_features].
 
         `gate`: one of `MLP_GATES` (kernels/gate.py). If it is given, the result is gate(first half of the features) * second
         half (arXiv:2002.05202).
@@ -129,9 +131,8 @@ class PlainLinear(LinearMethod):
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
-    def prepare(
-        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, gate: str | None = None
-    ) -> PreparedLinear:
+    def prepare(self, weight: StoredWeight, bias: Tensor | None, *, gate: str | None = None) -> PreparedLinear:
+        weight = in_memory(weight)
         if isinstance(weight, QuantizedWeight):
             plain = weight.dequantize().to(self._dtype)
         else:
@@ -165,19 +166,21 @@ class KernelLinear(LinearMethod):
     def is_batch_invariant(self, in_features: int) -> bool:
         return _is_supported(in_features, has_integers=True)
 
-    def prepare(
-        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, gate: str | None = None
-    ) -> PreparedLinear:
-        in_features = weight.shape[1] if isinstance(weight, QuantizedWeight) else weight[0].shape[1]
-        has_integers = isinstance(weight, QuantizedWeight) or self._bits is not None
-        if not _is_supported(in_features, has_integers=has_integers):
-            kept = weight if isinstance(weight, QuantizedWeight) else [torch.cat(list(weight))]
-            return PlainLinear(self._dtype).prepare(kept, bias, gate=gate)
-        if not isinstance(weight, QuantizedWeight) and self._bits is not None:
-            weight = self._quantize(weight)
-        if not isinstance(weight, QuantizedWeight):
-            return pack_float(self._kernels, self._memory, weight, bias, gate=gate)
-        return pack_integers(self._kernels, self._memory, weight, bias, gate=gate)
+    def prepare(self, weight: StoredWeight, bias: Tensor | None, *, gate: str | None = None) -> PreparedLinear:
+        rows = rows_if_large(weight, self._bits)
+        in_features = weight[0].shape[1] if isinstance(weight, Sequence) else weight.shape[1]
+        has_integers = self._bits is not None or isinstance(weight, QuantizedWeight)
+        if not _is_supported(in_features, has_integers=has_integers or (rows is not None and rows.is_quantized)):
+            return PlainLinear(self._dtype).prepare(weight, bias, gate=gate)
+        quantize = None if self._bits is None else self._quantizer(self._bits, in_features)
+        if rows is not None:
+            return pack_rows(self._kernels, self._memory, rows, bias, gate=gate, quantize=quantize)
+        held = in_memory(weight)
+        if not isinstance(held, QuantizedWeight) and quantize is not None:
+            held = quantize(held)
+        if not isinstance(held, QuantizedWeight):
+            return pack_float(self._kernels, self._memory, held, bias, gate=gate)
+        return pack_integers(self._kernels, self._memory, held, bias, gate=gate)
 
     def prepare_heads(self, weights: Tensor) -> PreparedHeads:
         if not _is_supported(weights.shape[2], has_integers=False):
@@ -185,15 +188,12 @@ class KernelLinear(LinearMethod):
         heads = [pack_float(self._kernels, self._memory, [each], None, gate=None) for each in weights]
         return PackedHeads(self._kernels, heads)
 
-    def _quantize(self, parts: Sequence[Tensor]) -> QuantizedWeight:
-        in_features = parts[0].shape[1]
-        assert self._bits is not None
-        bits = self._bits
+    def _quantizer(self, bits: int, in_features: int) -> Callable[[Sequence[Tensor]], QuantizedWeight]:
         group_size = fitting_group_size(in_features, self._group_size)
         if bits == 4 and group_size is None:
             logger.warning("a weight with %d input features gets 8 bits: 4 bits need a multiple of 32", in_features)
             bits = 8
-        return quantize_rows(self._kernels, parts, bits=bits, group_size=group_size or 0)
+        return partial(quantize_rows, self._kernels, bits=bits, group_size=group_size or 0)
 
 
 def _is_supported(in_features: int, *, has_integers: bool) -> bool:

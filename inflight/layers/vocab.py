@@ -3,14 +3,13 @@
 The vocabulary is divided among the tensor-parallel ranks.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inflight.kernels.quantized_weight import QuantizedWeight
+from inflight.kernels.weight_rows import StoredWeight
 from inflight.layers.context import LayerContext
 from inflight.layers.linear_method import PreparedLinear
 from inflight.layers.stored_parts import StoredParts
@@ -86,7 +85,7 @@ class LogitsHead(Loadable):
         del self.stored
         del self.table  # this frees the plain weights, unless the embedding uses them, too
 
-    def prepare(self, weight: Sequence[Tensor] | QuantizedWeight) -> PreparedLinear:
+    def prepare(self, weight: StoredWeight) -> PreparedLinear:
         return self.method.prepare(weight, None)
 
     def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:

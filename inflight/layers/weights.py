@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from inflight.kernels.quantized_weight import QuantizedWeight
+from inflight.kernels.weight_rows import WeightRows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,8 @@ class WeightSlot:
     `destination` is a view of the layer's (perhaps fused) weight. It has the shape of this rank's part and the engine's dtype.
     `is_scale` marks the weights of norms. If a model gets random weights, the weights of norms are set to 1.
 
-    The loader calls `accept` with the part as the checkpoint stores it (floats may be a view of the mapped file). `accept`
+    The loader calls `accept` with the part as the checkpoint stores it (floats may be a view of the mapped file), or with rows
+    to read later if the part is very large. `accept`
     returns True if the layer keeps the part until `finish_loading`. Otherwise the part is dequantized if necessary and copied
     to `destination`. If `accept` is None, as in the slot of an embedding, every part is copied.
 
@@ -37,7 +39,7 @@ class WeightSlot:
     dim: int = 0
     start: int = 0
     is_scale: bool = False
-    accept: Callable[[Tensor | QuantizedWeight], bool] | None = None
+    accept: Callable[[Tensor | QuantizedWeight | WeightRows], bool] | None = None
     rows: Tensor | None = None
     offset: float = 0.0
 

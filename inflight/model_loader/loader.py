@@ -2,7 +2,8 @@
 
 A block (in the code: `unit`) is the embedding, a decoder layer, the final norm or the head. The loader allocates memory for the
 block, copies the block's tensors from the mapped file into the (fused, sharded) weights, and closes the file. Then the block
-converts the weights to their final form and frees the memory that it no longer needs. So at most one block is in memory twice.
+converts the weights to their final form and frees the memory that it no longer needs. So at most one block is in memory twice,
+and of large weights only some rows at a time (`StreamedRows`).
 
 A layer can accept a tensor as the file stores it (`WeightSlot.accept`). A quantized tensor that is not accepted is converted to
 floats.
@@ -33,11 +34,12 @@ from inflight.errors import CheckpointError, ConfigError, UnsupportedModelError
 from inflight.kernels.quantized_weight import QuantizedWeight, select_rows
 from inflight.layers.context import LayerContext, make_context
 from inflight.layers.linear import Linear
-from inflight.layers.weights import Loadable, WeightSlot
+from inflight.layers.weights import Loadable
 from inflight.model_loader.open_source import open_source
+from inflight.model_loader.streamed_rows import StreamedRows, is_streamed
 from inflight.model_loader.weight_check import check_weights, list_names
 from inflight.model_loader.weight_size import WeightSizes, weight_sizes
-from inflight.model_loader.weight_source import ReadPart, ShardSlices, WeightSource
+from inflight.model_loader.weight_source import WeightSource
 from inflight.models.causal_lm import CausalLM
 from inflight.models.make_decoder import make_decoder
 from inflight.weight_cache.background import BackgroundWork
@@ -47,7 +49,6 @@ logger = logging.getLogger(__name__)
 
 _Fill = Callable[[Loadable, str], None]  # of a unit that has memory, with its prefix
 _STANDARD_DEVIATION = 0.02  # of dummy weights
-_DEQUANTIZED_AT_ONCE = 2**24  # number of weights; as float32 they have 64 MB
 
 
 def load_model(
@@ -275,22 +276,25 @@ def _fill_from_source(
         CheckpointError: such a weight has an element that is NaN or infinite. An integer cannot be that: it would become some
             other number, and the answers would only be wrong. Or a weight that is stored quantized has such a scale.
     """
-    with source.open() as read_stored:
-        read = partial(_read_checked, source, read_stored)
+    check = partial(_check_part, source, is_quantized=is_quantized)
+    with source.open() as read:
         for name, slot in unit.weight_slots(prefix):
             if slot.size == 0:
                 continue  # all rows of this rank are padding of the vocabulary
             held = [slice(0, size) for size in slot.shape]
             if held:
                 held[slot.dim] = slice(slot.start, slot.start + slot.size)
-            if source.tensors[name].is_quantized and slot.accept is None:
-                _dequantize(slot, name, held, read)
+            stored = source.tensors[name]
+            if is_streamed(slot, stored):
+                rows = StreamedRows(source, name, held, slot.destination.dtype, check)
+                if stored.is_quantized and slot.accept is not None and not rows.is_quantized:
+                    not_kept.append(name)
+                if slot.accept is None or not slot.accept(rows):
+                    rows.copy_to(slot.destination)
                 continue
-            part = read(name, tuple(held))
-            if source.tensors[name].is_quantized and not isinstance(part, QuantizedWeight):
+            part = check(name, read(name, tuple(held)))
+            if stored.is_quantized and not isinstance(part, QuantizedWeight):
                 not_kept.append(name)
-            if is_quantized and isinstance(part, Tensor) and part.dim() > 1:
-                _check_finite(part, name, source)
             if slot.rows is not None:
                 part = select_rows(part, slot.rows)
             if slot.accept is None or not slot.accept(part):
@@ -298,36 +302,25 @@ def _fill_from_source(
                 slot.destination.copy_(floats.float() + slot.offset if slot.offset else floats)
 
 
-def _check_finite(part: Tensor, name: str, source: WeightSource) -> None:
-    low, high = part.aminmax()  # a NaN is both the smallest and the largest element
-    if not (low.isfinite() and high.isfinite()):
-        raise CheckpointError(
-            f"{source.tensors[name].place(name)} has elements that are NaN or infinite, which cannot be quantized: the file "
-            "is damaged, or the model was saved after its training had failed; download it again"
-        )
-
-
-def _read_checked(source: WeightSource, read: ReadPart, name: str, shard: ShardSlices) -> Tensor | QuantizedWeight:
-    """A part of a weight, whose scales are finite: a kernel that multiplies with integers may make any number of others."""
-    part = read(name, shard)
-    scales = (part.scales, part.offsets) if isinstance(part, QuantizedWeight) else ()
-    if not all(each is None or bool(each.isfinite().all()) for each in scales):
-        raise CheckpointError(
-            f"{source.tensors[name].place(name)} has scales that are NaN or infinite: the file is damaged, or the model was "
-            "quantized wrongly; download it again"
-        )
+def _check_part(
+    source: WeightSource, name: str, part: Tensor | QuantizedWeight, *, is_quantized: bool
+) -> Tensor | QuantizedWeight:
+    """A part of a weight whose scales are finite: a kernel that multiplies with integers may make any number of others.
+    `is_quantized`: floats are finite, too, because they are quantized afterwards."""
+    problem = ""
+    if isinstance(part, QuantizedWeight):
+        if not all(each is None or bool(each.isfinite().all()) for each in (part.scales, part.offsets)):
+            problem = "scales that are NaN or infinite: the file is damaged, or the model was quantized wrongly"
+    elif is_quantized and part.dim() > 1:
+        low, high = part.aminmax()  # a NaN is both the smallest and the largest element
+        if not (low.isfinite() and high.isfinite()):
+            problem = (
+                "elements that are NaN or infinite, which cannot be quantized: the file is damaged, or the model was saved "
+                "after its training had failed"
+            )
+    if problem:
+        raise CheckpointError(f"{source.tensors[name].place(name)} has {problem}; download it again")
     return part
-
-
-def _dequantize(slot: WeightSlot, name: str, held: list[slice], read: ReadPart) -> None:
-    """Reads and dequantizes some rows at a time: all 150,000 rows of an embedding in floats would take more memory than the
-    quantized model."""
-    num_rows, num_columns = slot.destination.shape
-    step = max(1, _DEQUANTIZED_AT_ONCE // num_columns)
-    for first in range(0, num_rows, step):
-        last = min(first + step, num_rows)
-        rows = slice(held[0].start + first, held[0].start + last)
-        slot.destination[first:last].copy_(_floats(read(name, (rows, held[1]))))
 
 
 def _floats(part: Tensor | QuantizedWeight) -> Tensor:

@@ -14,7 +14,7 @@ from inflight.kernels.cpu.functions import LinearWeight
 from inflight.kernels.cpu.linear import PackedLinear
 from inflight.kernels.cpu.packed_heads import PackedHeads
 from inflight.kernels.gate import GATE_CODES
-from inflight.kernels.quantized_weight import QuantizedWeight
+from inflight.kernels.weight_rows import StoredWeight
 from inflight.layers.linear_method import LinearMethod, PreparedExperts, PreparedHeads, PreparedLinear
 from inflight.weight_cache.packed_file import PackedFile, PackedFileError, StoredProduct
 
@@ -49,9 +49,7 @@ class NotedLinear(_Wrapper):
         super().__init__(method)
         self._calls = calls
 
-    def prepare(
-        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, gate: str | None = None
-    ) -> PreparedLinear:
+    def prepare(self, weight: StoredWeight, bias: Tensor | None, *, gate: str | None = None) -> PreparedLinear:
         made = self._method.prepare(weight, bias, gate=gate)
         self._calls.append((made,) if isinstance(made, PackedLinear) else None)
         return made
@@ -84,10 +82,8 @@ class MappedLinear(_Wrapper):
         self._file = file
         self._next_call = next_call
 
-    def prepare(
-        self, weight: Sequence[Tensor] | QuantizedWeight, bias: Tensor | None, *, gate: str | None = None
-    ) -> PreparedLinear:
-        assert not isinstance(weight, QuantizedWeight), "mapped units are not filled"
+    def prepare(self, weight: StoredWeight, bias: Tensor | None, *, gate: str | None = None) -> PreparedLinear:
+        assert isinstance(weight, Sequence), "mapped units are not filled"
         shape = sum(len(part) for part in weight), weight[0].shape[1]
         products = self._next_call()
         if len(products) != 1:

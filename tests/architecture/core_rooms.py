@@ -134,6 +134,9 @@ EDGES = {
         *("engine/process/remote_replica.py", "engine/process/head_links.py", "kv_cache/*_names.py"),
     ),
     "ranks that others start": ("executor/ray_*.py", "executor/external_launcher.py", "distributed/launcher.py"),
+    "weights that are too large to be in memory twice": (
+        *("kernels/weight_rows.py", "kernels/cpu/packing_rows.py", "model_loader/streamed_rows.py"),
+    ),
     "what is refused before weights are read": (
         *("config/weight_room.py", "config/replica_conflicts.py", "model_loader/weight_check.py"),
     ),

@@ -267,6 +267,7 @@ INFLIGHT_EXPORT void inflight_packed_features(const LinearWeight* weight, int64_
 
 // Packs a weight into weight->packed. Row i of [out_features, in_features] starts at rows[i]. It is of floats, bfloat16, or the
 // bytes of an integer weight: int8 if `is_signed`, otherwise uint8. scales and offsets: float [out_features, num_groups].
+// If `rows` is null, only scales and offsets are written, to an integer weight that is packed already.
 INFLIGHT_EXPORT void inflight_pack_linear(
     const char* const* rows, int32_t is_signed, const float* scales, const float* offsets, const LinearWeight* weight);
 

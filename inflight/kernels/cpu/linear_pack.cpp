@@ -49,15 +49,16 @@ void pack_integers(
     const char* const* rows, bool is_signed, const float* scales, const float* offsets, const LinearWeight& weight,
     const PanelLayout& layout, int64_t panel) {
     char* at = static_cast<char*>(const_cast<void*>(weight.packed)) + panel * layout.panel_bytes;
-    std::memset(at, 0, layout.panel_bytes);
+    if (rows != nullptr) std::memset(at, 0, layout.panel_bytes);
     for (int64_t group = 0; group < layout.num_groups; group++, at += layout.group_bytes) {
         char* to_scales = at + layout.weight_bytes;
         for (int lane = 0; lane < kPanel; lane++) {
             const int64_t feature = PanelLayout::feature(weight, panel, lane);
             if (feature < 0) continue;
-            pack_group(
-                reinterpret_cast<const uint8_t*>(rows[feature]) + group * weight.group_size, is_signed, weight,
-                reinterpret_cast<uint32_t*>(at) + lane);
+            if (rows != nullptr)
+                pack_group(
+                    reinterpret_cast<const uint8_t*>(rows[feature]) + group * weight.group_size, is_signed, weight,
+                    reinterpret_cast<uint32_t*>(at) + lane);
             store_scale(layout, to_scales, lane, scales[feature * layout.num_groups + group]);
             if (weight.has_offsets)
                 store_scale(layout, to_scales, kPanel + lane, offsets[feature * layout.num_groups + group]);

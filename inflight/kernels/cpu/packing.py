@@ -3,6 +3,7 @@
 import ctypes
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,15 +24,8 @@ def pack_float(
 ) -> PackedLinear:
     """Packs a weight of floats. `parts`: see `pack`; all are float32 or all are bfloat16. `gate`: if it is
     given, the result is gate(first half of the output features) * second half."""
-    in_features = parts[0].shape[1]
-    described = LinearWeight(
-        in_features=in_features,
-        out_features=sum(len(part) for part in parts),
-        group_size=in_features,
-        scale=1.0,
-        bits=8 * parts[0].itemsize,
-        gate=GATE_CODES[gate],
-    )
+    described = describe_floats(parts[0], gate=gate)
+    described.out_features = sum(len(part) for part in parts)
     return pack(kernels, described, memory, bias, parts)
 
 
@@ -40,30 +34,80 @@ def pack_integers(
 ) -> PackedLinear:
     """Packs integers. The kernels store the scales and offsets of groups in float16. To fit, they are divided by a power of
     two."""
+    values, offsets = with_zero_in_the_middle(weight)
+    scale = common_scale([tensor for tensor in (weight.scales, offsets) if tensor is not None])
+    described = describe_integers(weight, has_offsets=offsets is not None, scale=scale, gate=gate)
+    return pack(kernels, described, memory, bias, [values], scaled(weight.scales, scale), scaled(offsets, scale))
+
+
+def describe_floats(part: Tensor, *, gate: str | None) -> LinearWeight:
+    """Describes a weight whose rows are those of `part`."""
+    in_features = part.shape[1]
+    return LinearWeight(
+        in_features=in_features,
+        out_features=len(part),
+        group_size=in_features,
+        scale=1.0,
+        bits=8 * part.itemsize,
+        gate=GATE_CODES[gate],
+    )
+
+
+def describe_integers(weight: QuantizedWeight, *, has_offsets: bool, scale: float, gate: str | None) -> LinearWeight:
+    """`scale`: what the stored scales and offsets are divided by."""
     out_features, in_features = weight.shape
-    scales = weight.scales
-    values, offsets = _with_zero_in_the_middle(weight)
-    largest = max(float(tensor.abs().max()) for tensor in (scales, offsets) if tensor is not None and tensor.numel())
-    exponent = math.frexp(largest)[1] if math.isfinite(largest) else 0
-    described = LinearWeight(
+    return LinearWeight(
         in_features=in_features,
         out_features=out_features,
         group_size=weight.group_size,
-        scale=2.0**exponent,
+        scale=scale,
         bits=weight.bits,
-        has_offsets=offsets is not None,
+        has_offsets=has_offsets,
         gate=GATE_CODES[gate],
         has_table=bool(weight.table),
         table=(ctypes.c_int8 * 16)(*weight.table),
     )
-    scaled = [None if tensor is None else (tensor * 2.0**-exponent).contiguous() for tensor in (scales, offsets)]
-    return pack(kernels, described, memory, bias, [values], *scaled)
+
+
+def common_scale(tensors: Sequence[Tensor]) -> float:
+    """A power of two above all these scales and offsets."""
+    largest = max(float(tensor.abs().max()) for tensor in tensors if tensor.numel())
+    return 2.0 ** (math.frexp(largest)[1] if math.isfinite(largest) else 0)
+
+
+def scaled(tensor: Tensor | None, scale: float) -> Tensor | None:
+    return None if tensor is None else (tensor * (1 / scale)).contiguous()
+
+
+def packed_bytes(kernels: ctypes.CDLL, weight: LinearWeight) -> int:
+    num_bytes, num_lanes = ctypes.c_int64(), ctypes.c_int64()
+    kernels.inflight_packed_size(weight, num_bytes, num_lanes)
+    return num_bytes.value
+
+
+def pack_bias(kernels: ctypes.CDLL, weight: LinearWeight, bias: Tensor | None) -> Tensor | None:
+    """The bias in the order of the packed weight, whose pointer to it is set."""
+    if bias is None:
+        return None
+    num_bytes, num_lanes = ctypes.c_int64(), ctypes.c_int64()
+    kernels.inflight_packed_size(weight, num_bytes, num_lanes)
+    features = torch.empty(num_lanes.value, dtype=torch.int64, device="cpu")
+    kernels.inflight_packed_features(weight, features.data_ptr())
+    packed: Tensor = bias.float()[features.clamp(min=0)].contiguous()
+    weight.bias = packed.data_ptr()
+    return packed
+
+
+class Memory(Protocol):
+    """What has memory for packed weights."""
+
+    def allocate(self, num_bytes: int) -> Tensor: ...
 
 
 def pack(
     kernels: ctypes.CDLL,
     weight: LinearWeight,
-    memory: HugePages,
+    memory: Memory,
     bias: Tensor | None,
     parts: Sequence[Tensor],
     scales: Tensor | None = None,
@@ -82,16 +126,9 @@ def pack(
         ConfigError: the kernels do not support the weight.
     """
     _check_weight(weight, bias, parts, scales, offsets)
-    num_bytes, num_lanes = ctypes.c_int64(), ctypes.c_int64()
-    kernels.inflight_packed_size(weight, num_bytes, num_lanes)
-    packed = memory.allocate(num_bytes.value)
+    packed = memory.allocate(packed_bytes(kernels, weight))
     weight.packed = packed.data_ptr()
-    packed_bias: Tensor | None = None
-    if bias is not None:
-        features = torch.empty(num_lanes.value, dtype=torch.int64, device="cpu")
-        kernels.inflight_packed_features(weight, features.data_ptr())
-        packed_bias = bias.float()[features.clamp(min=0)].contiguous()
-        weight.bias = packed_bias.data_ptr()
+    packed_bias = pack_bias(kernels, weight, bias)
     rows = torch.cat([_row_pointers(part) for part in parts])
     pointers = (None if tensor is None else tensor.data_ptr() for tensor in (scales, offsets))
     kernels.inflight_pack_linear(rows.data_ptr(), parts[0].dtype == torch.int8, *pointers, weight)
@@ -127,7 +164,7 @@ def _row_pointers(part: Tensor) -> Tensor:
     return part.data_ptr() + index * part.stride(0) * part.itemsize
 
 
-def _with_zero_in_the_middle(weight: QuantizedWeight) -> tuple[Tensor, Tensor | None]:
+def with_zero_in_the_middle(weight: QuantizedWeight) -> tuple[Tensor, Tensor | None]:
     """Returns values and offsets. The kernel needs no offsets if the zero point of all groups is 2 ** (bits - 1). If all groups
     share another zero point, all values are shifted so that the zero point becomes 2 ** (bits - 1), unless a shifted value
     would be outside of [0, 2 ** bits)."""
