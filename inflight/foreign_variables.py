@@ -61,7 +61,7 @@ NO_EFFECT = {
     "each tool sets with `strict` whether its arguments must follow the schema": "VLLM_ENFORCE_STRICT_TOOL_CALLING",
     "a call that cannot be read is text of the answer": "VLLM_TOOL_JSON_ERROR_AUTOMATIC_RETRY",
     "the server runs no tools": "VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS",
-    "answers are not stored": "VLLM_ENABLE_RESPONSES_API_STORE",
+    "responses are stored, within bounds (`--response-store`)": "VLLM_ENABLE_RESPONSES_API_STORE",
     "the API has other routes": "VLLM_ENABLE_COHERE_API",
     "llguidance enforces structured outputs": "VLLM_XGRAMMAR_CACHE_MB VLLM_V*_USE_OUTLINES_CACHE",
     "one library reads tokenizer.json; there is no other": "VLLM_USE_FASTOKENS VLLM_USE_EXPERIMENTAL_PARSER_CONTEXT",

@@ -31,7 +31,12 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "typer": ("entrypoints/cli/",),
     "tqdm": ("entrypoints/",),
     "fastapi": _HTTP,
-    "starlette": (*_HTTP, "entrypoints/serve/"),
+    "starlette": (
+        *_HTTP,
+        "entrypoints/serve/",
+        "entrypoints/response_store/reading.py",
+        "entrypoints/router/responses.py",
+    ),
     "pydantic": (*_HTTP, "entrypoints/fields/", "python_schema.py"),
     "uvicorn": ("entrypoints/serve/",),
     "httptools": ("entrypoints/serve/", "entrypoints/router/"),

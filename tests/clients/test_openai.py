@@ -399,6 +399,20 @@ def test_responses_call_tools(client: OpenAI, strict: bool) -> None:
     assert client.responses.create(input=history, tools=[tool], **GREEDY).output_text == WEATHER_ANSWER
 
 
+def test_responses_are_stored(client: OpenAI) -> None:
+    first = client.responses.create(input=SUM, background=True, **GREEDY)
+    while first.status in ("queued", "in_progress"):
+        time.sleep(0.05)
+        first = client.responses.retrieve(first.id)
+    assert first.output_text == SUM_ANSWER
+    second = client.responses.create(input=SUM, previous_response_id=first.id, **GREEDY)
+    items = list(client.responses.input_items.list(second.id, order="asc", limit=2))
+    assert [item.type for item in items] == ["message"] * 3
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+
+
 def test_responses_are_parsed(client: OpenAI) -> None:
     parsed = client.responses.parse(input=EXTRACT, text_format=Person, **GREEDY).output_parsed
     assert parsed == Person(**PERSON)  # type: ignore[arg-type]

@@ -221,7 +221,7 @@ def test_a_body_that_is_too_large_is_a_413(client: httpx.Client) -> None:
 def test_other_refusals(client: httpx.Client) -> None:
     assert error_of(client.get("/v1/nothing"), 404)["code"] == "not_found"
     for path, instead in (
-        ("/v1/responses/resp_1/cancel", "no responses are stored"),
+        ("/v1/responses/resp_1/cancel", "'resp_1' not found"),
         ("/v1/v1/chat/completions", "/v1 comes twice"),
         ("/v1/images/generations", "models take and write text here"),
         ("/completion", "use /v1/completions"),

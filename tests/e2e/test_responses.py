@@ -208,7 +208,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{**WEATHER, "parameters": {"type": "object", "not": {}}}]}, "tools[0]", "get_weather"),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "required"),
     ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"not": {}}, "strict": True}}}, "text.format", "not"),
-    ({"background": True}, "background", "False"),
+    ({"background": True, "store": False}, "background", "stored"),
     ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
     ({"temperature": "hot"}, "temperature", "valid number"),
 ]  # fmt: skip
@@ -234,12 +234,11 @@ def test_a_failure_in_mid_stream_is_a_failed_response(http: httpx.Client) -> Non
     assert "too complex" in error["message"]
 
 
-def test_nothing_is_stored(client: OpenAI, http: httpx.Client) -> None:
-    with pytest.raises(openai.NotFoundError, match="stores no responses"):
+def test_what_is_not_there(client: OpenAI, http: httpx.Client) -> None:
+    with pytest.raises(openai.NotFoundError, match="'resp_1' not found"):
         client.responses.create(model=MODEL, input="x", previous_response_id="resp_1")
-    with pytest.raises(openai.NotFoundError, match="no responses are stored"):
+    with pytest.raises(openai.NotFoundError, match="'resp_1' not found"):
         client.responses.retrieve("resp_1")
-    assert client.responses.create(model=MODEL, input="x", store=True, max_output_tokens=1).to_dict()["store"] is False
     assert http.post(f"{PATH}/resp_1/cancel").status_code == 404
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.responses.create(model="gpt-9", input="x")
@@ -276,11 +275,11 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "chat_template_kwargs": ({}, {"mood": "sad"}),
 }
 # fields that no outcome of one request shows; they have tests of their own
-SHOWN_ELSEWHERE = {"cache_salt", "priority", "previous_response_id"}
+SHOWN_ELSEWHERE = {"cache_salt", "priority", "previous_response_id", "store", "background"}
 # those of tests/unit/entrypoints/fields/test_constraint_fields.py
 SHOWN_ELSEWHERE |= ConstraintFields.model_fields.keys() - FIELDS.keys() - {"use_beam_search", "logits_processors"}
 NONE: dict[str, Any] = {  # fields that change nothing: a value that is accepted
-    "stream_options": {"include_obfuscation": False}, "store": True, "background": False, "truncation": "auto",
+    "stream_options": {"include_obfuscation": False}, "truncation": "auto",
     "max_tool_calls": 3, "metadata": {"a": "b"}, "client_metadata": {"a": "b"}, "user": "u", "safety_identifier": "s",
     "prompt_cache_key": "k", "prompt_cache_retention": "24h", "service_tier": "auto", "use_beam_search": False,
     "logits_processors": [],

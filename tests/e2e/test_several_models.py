@@ -116,6 +116,31 @@ def test_the_usual_set(server: ServeProcess, client: openai.OpenAI) -> None:
     assert all(f'inflight:engine_up{{model_name="{name}"}} 1.0' in metrics for name in ("chat", "embed", "org/rerank"))
 
 
+def test_stored_responses_remember_their_model(server: ServeProcess, client: openai.OpenAI) -> None:
+    short: Any = {"temperature": 0, "max_output_tokens": 12}
+    first = client.responses.create(model="chat", input="What is 2 + 3?", **short)
+    body = {"input": "And 7 + 5?", "previous_response_id": first.id, **short}
+    key = {"Authorization": "Bearer a-long-secret"}
+    status, text = server.request("POST", "/v1/responses", body, key)  # it names no model
+    assert status == 200 and json.loads(text)["model"] == "chat"
+    unknown = {**body, "previous_response_id": "resp_1"}
+    assert server.request("POST", "/v1/responses", unknown, key)[0] == 404
+    queued = client.responses.create(
+        model="chat", input="x", background=True, max_output_tokens=1500, extra_body={"ignore_eos": True}
+    )
+    # it is cancelled, read and listed without the model, and a model with such a response stays loaded
+    server.request("POST", "/models/unload", {"model": "chat"}, key)
+    assert client.responses.retrieve(queued.id).status in ("queued", "in_progress")
+    assert client.responses.cancel(queued.id).status == "cancelled"
+    wait_until(lambda: client.models.retrieve("chat").to_dict()["status"] == {"value": "unloaded"})
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    assert [item.type for item in client.responses.input_items.list(first.id)] == ["message"]
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    assert client.models.retrieve("chat").to_dict()["status"] == {"value": "unloaded"}
+
+
 def test_errors_have_their_status(server: ServeProcess, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model"):
         client.embeddings.create(model="absent", input="a")

@@ -86,6 +86,8 @@ BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
         "port": (0, 65535),
         "backlog": (1, 65535),
         "api_server_count": (1, 64),
+        "response_store_bytes": (2**16, 2**44),
+        "response_store_seconds": (1, 10 * 366 * 86400),
         "shutdown_timeout": (0, WEEK),
         "keep_alive_timeout": (0.001, WEEK),
         "log_stats_interval": (0, WEEK),

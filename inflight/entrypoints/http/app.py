@@ -38,6 +38,7 @@ def build_app(
     app.state.request_timeout = settings.request_timeout
     app.state.allowed_origins = settings.allowed_origins
     server = ApiServer(engine, settings, metrics, request_log)
+    app.state.beside = server.beside
     add_error_handlers(app)
     for api in APIS.values():
         importlib.import_module(api.routes).add_routes(app, server)

@@ -84,7 +84,7 @@ async def send_events(
 
     async def send_outputs(prompt_index: int, stream: OutputStream) -> None:
         async for output in stream:
-            _check(output)
+            check_output(output)
             if chunks := presenter.chunks(prompt_index, output):
                 await events.send(b"".join(chunks))
 
@@ -99,9 +99,11 @@ async def send_events(
     except Exception as error:
         if not events.has_started:
             raise
-        await events.finish(presenter.failure(names.api_error(error)))
-        return
-    await events.finish(presenter.end())
+        last = presenter.failure(names.api_error(error))
+    else:
+        last = presenter.end()
+    await presenter.keep()
+    await events.finish(last)
 
 
 def _check_logprobs(requests: Sequence[ProcessedRequest], is_stream: bool) -> None:
@@ -137,11 +139,11 @@ async def last_output(stream: OutputStream) -> RequestOutput:
     async for output in stream:
         last = output
     assert last is not None and last.finished
-    _check(last)
+    check_output(last)
     return last
 
 
-def _check(output: RequestOutput) -> None:
+def check_output(output: RequestOutput) -> None:
     """
     Raises:
         InvalidRequestError: the request is the cause, for instance because its grammar cannot be compiled.

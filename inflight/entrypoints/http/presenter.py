@@ -89,6 +89,9 @@ class Presenter(ABC):
     def body(self, outputs: Sequence[RequestOutput]) -> bytes:
         """The whole answer. `outputs` has one finished output per prompt."""
 
+    async def keep(self) -> None:
+        """Called when the answer is complete, before its last part is sent: an API that stores answers stores this one."""
+
     def progress(self, total: int, cached: int, processed: int, milliseconds: float) -> bytes:
         """The events that say how many tokens of the prompt are computed, `cached` ones among them. "" if the API has none."""
         return b""

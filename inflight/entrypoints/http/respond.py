@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -54,7 +55,57 @@ def respond(
     if the client disconnects."""
     ignored = server.ignored_fields.take_out(body)
 
-    async def start() -> tuple[list[OutputStream], Presenter, ValidatedRequest]:
+    async def work(send: Send) -> Response | None:
+        async with begin(server, request, validate, presenter_type, names, ignored) as begun:
+            streams, presenter, headers = begun.streams, begun.presenter, begun.headers
+            if not begun.validated.presentation.stream:
+                answer = await whole_answer(streams, presenter)
+                await presenter.keep()
+                return Response(answer, headers=headers, media_type="application/json")
+            events = EventStream(send, server.settings.stream_keep_alive_interval, headers, presenter.media_type)
+            async with AsyncExitStack() as beside:
+                if begun.validated.presentation.return_progress:
+                    telling = prompt_progress(server.engine.engines, streams[0], presenter, events)
+                    await beside.enter_async_context(telling)
+                await send_events(streams, presenter, events, names)
+            return None
+
+    return WorkResponse(work)
+
+
+@dataclass
+class Begun:
+    """A request that the engine has.
+
+    Attributes:
+        headers: of the answer.
+        goes_on: set it if the request shall not end with the answer. Then somebody else must abort the streams.
+    """
+
+    streams: list[OutputStream]
+    presenter: Presenter
+    validated: ValidatedRequest
+    headers: dict[str, str]
+    goes_on: bool = False
+
+
+@asynccontextmanager
+async def begin(
+    server: ApiServer,
+    request: Request,
+    validate: Callable[[], Awaitable[ValidatedRequest]],
+    presenter_type: type[Presenter],
+    names: FieldNames,
+    ignored: Sequence[str],
+) -> AsyncIterator[Begun]:
+    """Validate a request and start it. Behind the `with` block it is aborted, if it has not ended.
+
+    Raises:
+        ApiError: the request is wrong, also if the block raises an error that says so.
+    """
+    streams: list[OutputStream] = []
+    goes_on = False
+    try:
         with server.engine.accepted():  # if the queue is full, refuse before anything is tokenised
             async with within_deadline(request):
                 validated = await validate()
@@ -62,37 +113,23 @@ def respond(
                 streams = await submit(server, request, validated, name)
         server.log_started(request, streams)
         presenter = presenter_type(AnswerTo(name, validated, server.fingerprint, server.engine.tokenizer))
-        return streams, presenter, validated
-
-    async def work(send: Send) -> Response | None:
-        streams: list[OutputStream] = []
-        try:
-            streams, presenter, validated = await start()
-            unenforced = [
-                names.in_own_words(place.param, place.text) for stream in streams for place in stream.request.unenforced
-            ]
-            headers = server.ignored_fields.header([*ignored, *validated.left_out, *unenforced])
-            if not validated.presentation.stream:
-                answer = await whole_answer(streams, presenter)
-                return Response(answer, headers=headers, media_type="application/json")
-            events = EventStream(send, server.settings.stream_keep_alive_interval, headers, presenter.media_type)
-            async with AsyncExitStack() as beside:
-                if validated.presentation.return_progress:
-                    telling = prompt_progress(server.engine.engines, streams[0], presenter, events)
-                    await beside.enter_async_context(telling)
-                await send_events(streams, presenter, events, names)
-            return None
-        except (InvalidRequestError, TokenizerError) as error:
-            raise names.api_error(error) from error
-        except OverloadedError:
-            if not streams:
-                server.metrics.request_refused("queue_full")
-            raise
-        finally:
+        unenforced = [
+            names.in_own_words(place.param, place.text) for stream in streams for place in stream.request.unenforced
+        ]
+        headers = server.ignored_fields.header([*ignored, *validated.left_out, *unenforced])
+        begun = Begun(streams, presenter, validated, headers)
+        yield begun
+        goes_on = begun.goes_on
+    except (InvalidRequestError, TokenizerError) as error:
+        raise names.api_error(error) from error
+    except OverloadedError:
+        if not streams:
+            server.metrics.request_refused("queue_full")
+        raise
+    finally:
+        if not goes_on:
             for stream in streams:
                 stream.abort()
-
-    return WorkResponse(work)
 
 
 def in_time(

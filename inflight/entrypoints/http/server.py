@@ -27,7 +27,7 @@ _TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 class ApiServer:
-    """Immutable, except that `ignored_fields` and `tool_support` remember what they have logged.
+    """Immutable, except that `ignored_fields` and `tool_support` remember what they have logged, and for `beside`.
 
     Attributes:
         model_names: all names of the one model. The answer to a request without a model name has the first of these names.
@@ -36,6 +36,7 @@ class ApiServer:
         parsers: the parsers of tool calls and reasoning that the settings or the chat template choose.
         tool_support: whether the model can use tools.
         ignored_fields: removes and reports unknown fields.
+        beside: tasks that go on after the answer to their request. The server ends only when they have ended.
         fingerprint: a text for clients. It changes when the version, the model or the dtype changes, because then the answers
             to the same requests may change, too.
     """
@@ -49,6 +50,7 @@ class ApiServer:
         self.settings = settings
         self.model_names = settings.served_model_names or (engine.model.name,)
         self.created = int(time.time())
+        self.beside: set[asyncio.Task[None]] = set()
         model = engine.model
         known = f"{inflight.__version__} {model.name} {model.dtype}"
         self.fingerprint = "fp_" + hashlib.sha256(known.encode("utf-8")).hexdigest()[:12]

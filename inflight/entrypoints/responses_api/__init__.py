@@ -1,1 +1,1 @@
-"""POST /v1/responses: OpenAI's Responses API, without stored responses."""
+"""POST /v1/responses, and what is stored of it: OpenAI's Responses API."""

@@ -5,5 +5,5 @@ from inflight.entrypoints.http.api import Api
 API = Api(
     routes="inflight.entrypoints.responses_api.routes",
     versioned=("/responses",),
-    instead={"/responses": ": POST the whole conversation to /v1/responses, because no responses are stored"},
+    instead={"/responses": ": a stored response is at /v1/responses/ID, with /input_items and /cancel behind it"},
 )

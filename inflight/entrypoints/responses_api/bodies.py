@@ -5,7 +5,7 @@ from typing import Any, Literal, NotRequired
 from inflight.entrypoints.http.bodies import Body, TokenLogprob
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class OutputText(Body):
@@ -113,9 +113,9 @@ class Response(ResponseState):
     text: dict[str, Any]
     reasoning: dict[str, Any]
     truncation: Literal["disabled"]
-    background: Literal[False]
-    store: Literal[False]
-    previous_response_id: None
+    background: bool
+    store: bool
+    previous_response_id: str | None
     service_tier: Literal["default"]
     metadata: dict[str, Any]
     user: str | None
@@ -129,6 +129,20 @@ class ResponseEvent(Body):
 
     type: str
     sequence_number: int
+
+
+class InputItemList(Body):
+    object: Literal["list"]
+    data: list[dict[str, Any]]  # Any: JSON; items as the request had them, and those of earlier answers
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedResponse(Body):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
 
 
 class InputTokens(Body):

@@ -19,6 +19,7 @@ from inflight.entrypoints.http.errors import ApiError
 from inflight.entrypoints.http.server import ApiServer
 from inflight.entrypoints.http.thinking import thoughts_of
 from inflight.entrypoints.http.validated import Presentation, ValidatedRequest
+from inflight.entrypoints.response_store.responses import StoredResponses
 from inflight.entrypoints.responses_api.client_tools import output_text
 from inflight.entrypoints.responses_api.items import (
     AdditionalToolsItem,
@@ -33,6 +34,7 @@ from inflight.entrypoints.responses_api.items import (
     ReasoningItem,
     Text,
 )
+from inflight.entrypoints.responses_api.kept import Kept, WholeInput, kept_of, whole_input
 from inflight.entrypoints.responses_api.protocol import LOGPROBS, ResponsesRequest
 from inflight.entrypoints.responses_api.tools import ClientToolChoice, NamedTool, PromptTools, prompt_name
 from inflight.tokenizer.history.other_calls import INPUT
@@ -44,42 +46,38 @@ class ValidatedResponse(ValidatedRequest):
     Attributes:
         asked: the request, whose values the answer repeats.
         tools: the functions that the model sees.
+        kept: how the response is stored; None if it is not.
     """
 
     asked: ResponsesRequest
     tools: PromptTools
+    kept: Kept | None = None
 
 
-async def validate_response(server: ApiServer, body: ResponsesRequest) -> ValidatedResponse:
+async def validate_response(server: ApiServer, body: ResponsesRequest, responses: StoredResponses) -> ValidatedResponse:
     """Check, render and tokenise a request. No generation is started.
 
     Raises:
         ApiError, InvalidRequestError: the request is wrong.
     """
-    if body.previous_response_id is not None:
-        raise ApiError(
-            404,
-            f"Previous response with id {body.previous_response_id!r} not found: this server stores no responses. Send the "
-            "whole conversation as input.",
-            param="previous_response_id",
-            code="previous_response_not_found",
-        )
+    whole = await whole_input(body, responses)
+    kept = kept_of(body, responses, whole)
     markup = server.parsers.markup
     can_enforce = markup is not None and markup.arguments is None and not markup.only_forced
-    items = [] if isinstance(body.input, str) else body.input
+    items = whole.items
     added = [tool for item in items if isinstance(item, AdditionalToolsItem) for tool in item.tools]
     found = [tool for item in items if isinstance(item, ClientOutputItem) for tool in item.tools or ()]
     tools = PromptTools(body.tools or (), enforces_patterns=can_enforce, added=added, found=found)
-    validated = await validate_chat(server, partial(_read_chat, server, body, tools))
+    validated = await validate_chat(server, partial(_read_chat, server, body, tools, whole))
     same = {field.name: getattr(validated, field.name) for field in fields(ValidatedRequest)}
-    return ValidatedResponse(**same, asked=body, tools=tools)
+    return ValidatedResponse(**same, asked=body, tools=tools, kept=kept)
 
 
-def _read_chat(server: ApiServer, body: ResponsesRequest, tools: PromptTools) -> ChatRequest:
+def _read_chat(server: ApiServer, body: ResponsesRequest, tools: PromptTools, whole: WholeInput) -> ChatRequest:
     choice = body.tool_choice
     wanted = tools.choice(choice) if isinstance(choice, NamedTool | ClientToolChoice) else choice
     images = server.new_images()
-    read = _Messages(body, tools, images)
+    read = _Messages(body.instructions, whole, tools, images)
     model = server.check_model(body.model)
     tool_choice = tool_choice_of(tools.functions, wanted)
     thoughts = thoughts_of(body)
@@ -118,12 +116,12 @@ class _Messages:
         left_out: the names of the items and parts that the model does not see, for the answer's header.
     """
 
-    def __init__(self, body: ResponsesRequest, tools: PromptTools, images: RequestImages) -> None:
+    def __init__(self, instructions: str | None, whole: WholeInput, tools: PromptTools, images: RequestImages) -> None:
         """
         Raises:
             FieldError: the input has no message, a name is too long, or the client asks about a medium that the model cannot
                 read.
-            ApiError: an item refers to a stored item.
+            ApiError: an item refers to a stored item that is not there.
         """
         self.messages: list[dict[str, Any]] = []  # Any: the arguments of `chat_message`
         self.places: list[str] = []
@@ -132,15 +130,17 @@ class _Messages:
         self._tools = tools
         self._images = images
         self._turn: dict[str, Any] | None = None  # the last message, if more of its turn may follow
-        if body.instructions is not None:
-            self._add("system", content=body.instructions)
-        self._where = "input"
-        if isinstance(body.input, str):
-            self._add("user", content=body.input)
-            return
-        self._num_answered = _num_answered(body.input)
-        left_out = frozenset(_left_out_calls(body.input))
-        for i, item in enumerate(body.input):
+        if instructions is not None:
+            self._add("system", content=instructions)
+        items = whole.items
+        self._num_answered = _num_answered(items)
+        left_out = frozenset(_left_out_calls(items))
+        num_earlier = len(whole.earlier)
+        for i, item in enumerate(items):
+            if i < num_earlier:
+                self._where = "previous_response_id"
+            else:
+                self._where = "input" if isinstance(whole.own, str) else f"input[{i - num_earlier}]"
             if isinstance(item, OtherItem) or getattr(item, "call_id", None) in left_out or _is_of_server(item):
                 self.left_out.append(f"input[] ({item.type})")
             else:
@@ -152,7 +152,7 @@ class _Messages:
         return [chat_message(**{"content": None, **message}) for message in self.messages]
 
     def _add_item(self, item: StrictModel, index: int) -> None:
-        where = self._where = f"input[{index}]"
+        where = self._where
         if isinstance(item, MessageItem):
             is_answer = item.role == "assistant"
             is_asked = index >= self._num_answered and item.role != "tool"
@@ -184,7 +184,7 @@ class _Messages:
         if not item.is_of_reasoning:
             raise ApiError(
                 404,
-                f"Item with id {item.id!r} not found: this server stores no items. Send the item itself.",
+                f"Item with id {item.id!r} not found: it was not stored, or was deleted. Send the item itself.",
                 param=f"{where}.id",
                 code="not_found",
             )

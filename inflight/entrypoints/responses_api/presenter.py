@@ -6,7 +6,7 @@ A response has items: reasoning, messages and calls. In a stream each item has t
     output_item.added, content_part.added, <text>.delta, ..., <text>.done, content_part.done, output_item.done
 
 Calls have no content part, and calls of OpenAI's own tools have no text. Before all items come `created` and `in_progress`,
-after them `completed`, `incomplete` or `failed`.
+after them `completed`, `incomplete` or `failed`. In the background `queued` comes after `created`.
 """
 
 import time
@@ -98,12 +98,24 @@ class _ClientCall:
 
 
 class ResponsesPresenter(Presenter):
+    """
+    Attributes:
+        status, final: of the response that has ended, and its JSON.
+        output: the JSON of the items that have ended.
+    """
+
     id_prefix = "resp"
 
     def __init__(self, to: AnswerTo) -> None:
         super().__init__(to)
         request = to.request
         assert isinstance(request, ValidatedResponse)
+        self.id = to.answer_id
+        self.model = request.presentation.model
+        self.status: ResponseStatus = "in_progress"
+        self.final = b""
+        self.output: list[bytes] = []
+        self._kept = request.kept
         self._tools = request.tools
         self._is_stream = request.presentation.stream
         self._shows_reasoning = request.presentation.reasoning
@@ -112,11 +124,15 @@ class ResponsesPresenter(Presenter):
         self._finish_reason: str | None = None
         self._item: _Item | None = None
         self._client_call: _ClientCall | None = None
-        self._output: list[bytes] = []  # the JSON of the items that have ended
         self._rows: list[PositionLogprobs] = []  # the log-probabilities of tokens whose text has not come yet
 
     def opening(self) -> bytes:
-        return self._response_event("created", "in_progress") + self.keep_alive()
+        return b"".join(self.opening_events())
+
+    def opening_events(self) -> list[bytes]:
+        if self._kept is None or not self._kept.is_background:
+            return [self._response_event("created", "in_progress"), self.keep_alive()]
+        return [self._response_event("created", "queued"), self._response_event("queued", "queued"), self.keep_alive()]
 
     def keep_alive(self) -> bytes:
         # some clients, such as Codex, close a stream that sends only comments
@@ -133,27 +149,36 @@ class ResponsesPresenter(Presenter):
             chunks += self._write(event)
         if choice.finish_reason is not None:
             if (
-                self._item is None and self._client_call is None and not self._output
+                self._item is None and self._client_call is None and not self.output
             ):  # a client expects a message, even if it is empty
                 chunks += self._begin(_MESSAGE, role="assistant")
             chunks += self._end_item("completed" if choice.finish_reason == "stop" else "incomplete")
         return chunks
 
     def end(self) -> bytes:
-        status = self._final_status()
-        return self._response_event(status, status) + DONE
+        return self._last_event(self._final_status())
 
     def failure(self, error: ApiError) -> bytes:
         told = from_json(error.body())["error"]  # without what clients should not see
-        return (
-            self._response_event("failed", "failed", {"code": told["code"] or told["type"], "message": told["message"]})
-            + DONE
-        )
+        return self._last_event("failed", {"code": told["code"] or told["type"], "message": told["message"]})
+
+    def _last_event(self, status: ResponseStatus, error: ResponseError | None = None) -> bytes:
+        body = self._end(status, error)
+        return self._event(b"response." + status.encode(), b',"response":' + body) + DONE
+
+    def _end(self, status: ResponseStatus, error: ResponseError | None = None) -> bytes:
+        self.status = status
+        self.final = self.response(status, error)
+        return self.final
+
+    async def keep(self) -> None:
+        if self._kept is not None:
+            await self._kept.add(self.id, self.model, self.status, self.final, self.output)
 
     def body(self, outputs: Sequence[RequestOutput]) -> bytes:
         (output,) = outputs
         self.chunks(0, output)
-        return self._response(self._final_status())
+        return self._end(self._final_status())
 
     # -- items ---------------------------------------------------------------------------------------------------------
 
@@ -190,7 +215,7 @@ class ResponsesPresenter(Presenter):
     def _begin(self, kind: _Kind, **members: Any) -> list[bytes]:
         """End the item before, and begin one."""
         chunks = self._end_item("completed")
-        index = len(self._output)
+        index = len(self.output)
         content: dict[str, Any] = {} if kind.part is None else {"content": []}
         shown = {
             "id": kind.id_prefix + uuid.uuid4().hex,
@@ -220,7 +245,7 @@ class ResponsesPresenter(Presenter):
             item.members["content"] = [item.part(text)]
         ended = to_json_in_slices(item.members) if item.logprobs else to_json(item.members)
         chunks = self._end_events(item, text, ended) if self._is_stream else []
-        self._output.append(ended)
+        self.output.append(ended)
         return chunks
 
     def _end_client_call(self, status: ItemStatus) -> list[bytes]:
@@ -237,7 +262,7 @@ class ResponsesPresenter(Presenter):
             self._item.texts.append(arguments)
             chunks.append(self._delta(self._item, arguments, []))
             return chunks + self._end_item(status)
-        place = _members(output_index=len(self._output))
+        place = _members(output_index=len(self.output))
         shown = {
             "id": call.tool.id_prefix + uuid.uuid4().hex,
             "type": call.tool.call,
@@ -246,8 +271,8 @@ class ResponsesPresenter(Presenter):
             **members,
         }
         added = self._event(b"response.output_item.added", place, b',"item":' + to_json(shown))
-        self._output.append(to_json({**shown, "status": status}))
-        return [added, self._event(b"response.output_item.done", place, b',"item":' + self._output[-1])]
+        self.output.append(to_json({**shown, "status": status}))
+        return [added, self._event(b"response.output_item.done", place, b',"item":' + self.output[-1])]
 
     def _end_events(self, item: _Item, text: str, ended: bytes) -> list[bytes]:
         chunks: list[bytes] = []
@@ -261,7 +286,7 @@ class ResponsesPresenter(Presenter):
         chunks.append(self._event(item.kind.text_events + b".done", item.where, _members(**done)))
         if item.kind.part is not None:
             chunks.append(self._event(b"response.content_part.done", item.where, _members(part=item.part(text))))
-        place = _members(output_index=len(self._output))
+        place = _members(output_index=len(self.output))
         chunks.append(self._event(b"response.output_item.done", place, b',"item":' + ended))
         return chunks
 
@@ -290,15 +315,16 @@ class ResponsesPresenter(Presenter):
             members += b',"logprobs":' + (to_json(logprobs) if logprobs else b"[]")
         return self._event(item.kind.text_events + b".delta", item.where, members)
 
-    def _response_event(self, name: str, status: ResponseStatus, error: ResponseError | None = None) -> bytes:
-        return self._event(b"response." + name.encode(), b',"response":' + self._response(status, error))
+    def _response_event(self, name: str, status: ResponseStatus) -> bytes:
+        return self._event(b"response." + name.encode(), b',"response":' + self.response(status))
 
     # -- the response --------------------------------------------------------------------------------------------------
 
     def _final_status(self) -> ResponseStatus:
         return _STATUSES.get(self._finish_reason or "", "failed")
 
-    def _response(self, status: ResponseStatus, error: ResponseError | None = None) -> bytes:
+    def response(self, status: ResponseStatus, error: ResponseError | None = None) -> bytes:
+        """The JSON of the response as it is now."""
         if status == "failed" and error is None:
             error = {"code": "server_error", "message": "the server had to end the request"}
         state: ResponseState = {
@@ -306,9 +332,9 @@ class ResponsesPresenter(Presenter):
             "completed_at": int(time.time()) if status == "completed" else None,
             "error": error,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "usage": None if status == "in_progress" or not self._usage.prompts else self._usage_json(),
+            "usage": None if status in ("queued", "in_progress") or not self._usage.prompts else self._usage_json(),
         }
-        return b'%s,"output":[%s],%s' % (self._echo[:-1], b",".join(self._output), to_json(state)[1:])
+        return b'%s,"output":[%s],%s' % (self._echo[:-1], b",".join(self.output), to_json(state)[1:])
 
     def _usage_json(self) -> ResponseUsage:
         usage = self._usage.as_json()
@@ -359,8 +385,8 @@ def _echo(answer_id: str, request: ValidatedResponse) -> dict[str, Any]:
         "reasoning": {name: reasoning and getattr(reasoning, name) for name in ("effort", "summary")},
         "metadata": asked.metadata or {},
         "truncation": "disabled",
-        "background": False,
-        "store": False,
-        "previous_response_id": None,
+        "background": bool(asked.background),
+        "store": request.kept is not None,
+        "previous_response_id": asked.previous_response_id,
         "service_tier": "default",
     }

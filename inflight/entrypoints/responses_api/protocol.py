@@ -26,7 +26,9 @@ class ResponsesRequest(ConstraintFields, SamplingFields):
     """POST /v1/responses"""
 
     model: str | None = optional("One of the names in /v1/models; the first of them if left out.")
-    input: str | InputItems = Field(description="The whole conversation: text of the user, or items.")
+    input: str | InputItems = Field(
+        description="Text of the user, or items: the whole conversation, or what comes after `previous_response_id`."
+    )
     instructions: str | None = optional("A system message before the input.")
     # tools
     tools: ResponseTools | None = optional("Tools the model may call.")
@@ -50,10 +52,12 @@ class ResponsesRequest(ConstraintFields, SamplingFields):
     priority: int | None = optional(
         "Lower runs first; needs scheduling_policy='priority'.", ge=-MAX_PRIORITY, le=MAX_PRIORITY
     )
-    # nothing is stored
-    previous_response_id: str | None = optional("A 404, because no responses are stored.")
-    store: bool | None = no_effect("Nothing is stored, and the answer says so.")
-    background: Literal[False] | None = neutral("Not supported, because no responses are stored.")
+    # stored responses
+    previous_response_id: str | None = optional(
+        "The stored response whose conversation this one continues.", max_length=256
+    )
+    store: bool | None = optional("False: the response is not stored.")
+    background: bool | None = optional("True: the answer comes at once, and the response goes on without its client.")
     conversation: None = neutral("Not supported, because no conversations are stored.")
     prompt: None = neutral("Not supported, because no prompts are stored.")
     # fields that change nothing

@@ -1,9 +1,9 @@
 """`RouterApp`: the app of a server with several models. It finds the model of a request, has it loaded, and forwards to it.
 
 The router itself answers what concerns all models: /v1/models, /models/load and /models/unload (llama.cpp's), /api/tags, ps,
-show, pull and delete (Ollama's), /metrics, /health and /version. All other requests go to the process of the model that the
-body or the query names, as in `GET /tokenizer_info?model=NAME`. Without a name, a request without a body goes to the loaded
-model that was used last; otherwise it goes to the only model, and if there are several, it is refused.
+show, pull and delete (Ollama's), stored responses, /metrics, /health and /version. All other requests go to the process of the
+model that the body or the query names, as in `GET /tokenizer_info?model=NAME`. Without a name, a request without a body goes to
+the loaded model that was used last; otherwise it goes to the only model, and if there are several, it is refused.
 """
 
 import asyncio
@@ -16,12 +16,15 @@ import msgspec
 
 import inflight
 from inflight.entrypoints.apis import api_at
+from inflight.entrypoints.http.errors import ApiError
+from inflight.entrypoints.response_store.responses import StoredResponses
 from inflight.entrypoints.router.catalog import Catalog, FolderGoneError, KnownModel, NameOutsideError
 from inflight.entrypoints.router.descriptions import Descriptions
 from inflight.entrypoints.router.forward import forward
 from inflight.entrypoints.router.keep_alive import read_keep_alive
 from inflight.entrypoints.router.loaded_models import LoadedModels, ModelState, ShuttingDownError, Slot
 from inflight.entrypoints.router.management import ManagementError, check_deletable, delete, pull
+from inflight.entrypoints.router.responses import RoutedResponses
 from inflight.entrypoints.serve.asgi import (
     OTHER_SITE,
     OTHER_SITE_CODE,
@@ -62,6 +65,8 @@ class NamedModel(msgspec.Struct):
     prompt: Any = None
     messages: Any = None
     input: Any = None
+    previous_response_id: Any = None
+    background: Any = None
 
     @property
     def asks_nothing(self) -> bool:
@@ -86,10 +91,17 @@ class RouterApp:
     """
 
     def __init__(
-        self, catalog: Catalog, models: LoadedModels, *, may_manage: bool, allowed_origins: Collection[str] = ()
+        self,
+        catalog: Catalog,
+        models: LoadedModels,
+        responses: StoredResponses,
+        *,
+        may_manage: bool,
+        allowed_origins: Collection[str] = (),
     ) -> None:
         self._catalog = catalog
         self._models = models
+        self._responses = RoutedResponses(responses, models)
         self._descriptions = Descriptions(models)
         self._may_manage = may_manage
         self._allowed_origins = allowed_origins
@@ -117,12 +129,16 @@ class RouterApp:
         answer = self._own.get((method, path), self._forward)
         if method == "GET" and path.startswith(_ASK_BEGIN):
             answer = self._one
+        elif (stored := self._responses.answer_to(method, path)) is not None:
+            answer = stored
         try:
             if method != "GET" and self._is_unasked(scope):
                 raise RequestError(403, OTHER_SITE, OTHER_SITE_CODE)
             await answer(scope, receive, send)
         except RequestError as error:
             await _refuse(scope, send, error.status, str(error), error.code)
+        except ApiError as error:
+            await send_body(send, error.status_code, error.body(), b"application/json")
         except ManagementError as error:
             await _refuse(scope, send, error.status, str(error), "model_management")
         except InflightError as error:
@@ -139,6 +155,8 @@ class RouterApp:
         body = await _read_body(receive)
         named = await _named(body) if body else NamedModel()
         asked = named.model or named.name or _query(scope, "model")
+        if not asked and isinstance(named.previous_response_id, str):
+            asked = await self._responses.model_of(named.previous_response_id)
         known = await self._find(asked, body)
         keep_alive = _keep_alive(named) if scope["path"].startswith("/api/") else None
         slot = self._models.slot(known)
@@ -148,7 +166,11 @@ class RouterApp:
             await self._answer_unloaded(scope, send, known)  # Ollama's clients unload in this way
             return
         async with self._models.use(known, keep_alive) as slot:
-            await forward(slot.socket, scope, body, receive, send)
+            try:
+                await forward(slot.socket, scope, body, receive, send)
+            finally:
+                if named.background is True:
+                    self._responses.watch(known)
 
     async def _find(self, asked: object, body: bytes) -> KnownModel:
         if asked is not None and not isinstance(asked, str):

@@ -11,6 +11,8 @@ from typing import NoReturn
 import uvloop
 
 from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.response_store.place import StorePlace
+from inflight.entrypoints.response_store.responses import StoredResponses
 from inflight.entrypoints.router.app import RouterApp
 from inflight.entrypoints.router.catalog import Catalog
 from inflight.entrypoints.router.loaded_models import LoadedModels, settings_of_model
@@ -101,6 +103,8 @@ def run_router(
     catalog = make_catalog(settings, presets)
     ssl_context = make_ssl_context(settings)
     listener = Listener(settings)
+    place = StorePlace(settings)
+    settings = place.settings
     try:
         settings = settings if listener.port is None else replace(settings, port=listener.port)
         warn_if_open(settings)
@@ -113,6 +117,7 @@ def run_router(
                 app = RouterApp(
                     catalog,
                     models,
+                    StoredResponses(settings),
                     may_manage=settings.enable_model_management,
                     allowed_origins=settings.allowed_origins,
                 )
@@ -131,6 +136,8 @@ def run_router(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(serve())
         listener.close()
+        place.close()
         exit_now(code)
     finally:
         listener.close()
+        place.close()

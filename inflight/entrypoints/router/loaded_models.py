@@ -420,6 +420,7 @@ def settings_of_model(
         "models_dir": None,
         "models_preset": None,
         "enable_model_management": False,
+        "response_store": settings.response_store,
     }
     changed = {**own, **of_the_router, "uds": path, "served_model_names": known.names}
     own_settings = replace(settings, **changed)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 import uvloop
 
 from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.response_store.place import StorePlace
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.server import Server, StartUpClock, reads_files_again
 from inflight.entrypoints.serve.settings import ServerSettings
@@ -43,6 +44,8 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
     check_model_name(args.model)  # first, so that a wrong name is an error before anything starts
     ssl_context = make_ssl_context(settings)
     listener = Listener(settings)
+    place = StorePlace(settings)
+    settings = place.settings
     try:
         settings = settings if listener.port is None else replace(settings, port=listener.port)
         clock.mark("listening")
@@ -56,9 +59,11 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
                 code = runner.run(supervisor.supervise(settings, args, listener, clock, terminal))
             # all child processes have ended
             listener.close()
+            place.close()
             exit_now(code)
     finally:
         listener.close()
+        place.close()
 
 
 def warn_if_open(settings: ServerSettings) -> None:

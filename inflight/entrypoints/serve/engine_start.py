@@ -6,7 +6,7 @@ Importing this module takes long. So it is imported only when the server answers
 import asyncio
 import gc
 import importlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from inflight.config.engine_args import EngineArgs
@@ -23,17 +23,20 @@ from inflight.metrics.tracing import RequestTracing
 from inflight.model_name import EMBEDDED
 from inflight.parsers.selector import resolve_parsers
 
+_BESIDE_SECONDS = 10.0  # for tasks that write what they have, after the engine has ended
 MAX_CALL_SEQUENCES = 1024  # the most sequences (prompts times n) of one request of a client
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The engine and the app that a `Server` serves. `name` is the first name by which requests may ask for the model."""
+    """The engine and the app that a `Server` serves. `name` is the first name by which requests may ask for the model.
+    `beside`: the app's tasks that do not end with a connection."""
 
     name: str
     engine: AsyncLLM
     app: ASGIApp
     metrics: ServingMetrics
+    beside: Set[asyncio.Task[None]] = frozenset()
     tracing: RequestTracing | None = None
 
     @property
@@ -43,6 +46,8 @@ class ServedModel:
 
     async def close(self) -> None:
         await self.engine.close()
+        if self.beside:
+            await asyncio.wait(set(self.beside), timeout=_BESIDE_SECONDS)
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 
@@ -92,11 +97,11 @@ async def start(
     for number, num_tokens in zip(args.served_replicas, engine.num_kv_cache_tokens, strict=True):
         metrics.kv_cache_made(engine.model.block_size, num_tokens // engine.model.block_size, number)
     try:
-        app: ASGIApp = (await app_module).build_app(engine, settings, metrics=metrics, request_log=request_log)
+        app = (await app_module).build_app(engine, settings, metrics=metrics, request_log=request_log)
     except BaseException:
         await engine.close()
         raise
     gc.collect()
     gc.freeze()  # otherwise a garbage collection scans all modules and the model, which delays every stream
     clock.mark("app")
-    return ServedModel(name, engine, app, metrics, tracing)
+    return ServedModel(name, engine, app, metrics, app.state.beside, tracing)

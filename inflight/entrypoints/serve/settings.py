@@ -32,6 +32,7 @@ _PATH = {"metavar": "PATH"}
 
 ANY_ADDRESS = "any address"  # in `accepted_hosts`; no name has a blank
 LOCAL_HOSTS = ("localhost", "*.localhost", ANY_ADDRESS)
+TEMPORARY_STORE, NO_STORE = "temporary", "none"  # values of `response_store` that are no path
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _MAX_UDS_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
 
@@ -199,6 +200,24 @@ class ServerSettings:
     strict_model_names: bool = _answer(
         False, "Refuse requests to /v1/messages for models of other names. Default: any name means the served model."
     )
+    response_store: str = _answer(
+        TEMPORARY_STORE,
+        "Where responses of /v1/responses are stored: in a file, which stays; in a temporary file, which is removed when the "
+        "server ends; or nowhere.",
+        metavar="temporary|none|FILE",
+    )
+    response_store_bytes: int = _answer(
+        2**28,
+        "Size of all stored responses together. If there are more, those that were not used for the longest time are removed.",
+        bounds=(2**16, 2**44),
+        **_SIZE,
+    )
+    response_store_seconds: float = _answer(
+        30 * 24 * 3600.0,
+        "How long a stored response is kept after its last use.",
+        bounds=(1, 10 * 366 * 24 * 3600.0),
+        metavar="SECONDS",
+    )
     ui: bool = _answer(
         True, "Show browsers a chat and the engine at /; --no-ui: only what the server is, without scripts."
     )
@@ -282,6 +301,8 @@ class ServerSettings:
         return (*LOCAL_HOSTS, *{name for name in (self.host, socket.gethostname()) if name})
 
     def _conflicts(self) -> Iterator[str]:
+        if not self.response_store:
+            yield "response_store='' is no file: give a path, 'temporary' or 'none'"
         if self.root_path and not _PREFIX.fullmatch(self.root_path):
             yield (
                 f"root_path={self.root_path!r} is not a path like '/llm' or '/a/llm': each part begins with a slash, and has "

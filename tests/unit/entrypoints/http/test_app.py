@@ -35,7 +35,7 @@ def api() -> Iterator[Api]:
         ("/v1/", "there is no page at /v1: this is how paths begin"),
         ("/v1/chat", "such as /v1/chat/completions"),
         ("/api", "such as /api/chat"),
-        ("/v1/responses/resp_1/cancel", "POST the whole conversation to /v1/responses"),
+        ("/v1/responses/resp_1/stop", "a stored response is at /v1/responses/ID"),
         ("/v1/messages/batches", "use /v1/messages"),
         ("/v1/v1/chat/completions", "/v1 comes twice"),
         ("/v1/moderations", "models take and write text here"),

@@ -12,10 +12,12 @@ from inflight.entrypoints.fields.field_error import FieldError
 from inflight.entrypoints.fields.messages import MAX_TOOLS
 from inflight.entrypoints.http.chat_request import ChatRequest
 from inflight.entrypoints.http.errors import ApiError
+from inflight.entrypoints.response_store.responses import StoredResponses
 from inflight.entrypoints.responses_api.conversation import ValidatedResponse, _read_chat, validate_response
+from inflight.entrypoints.responses_api.kept import WholeInput
 from inflight.entrypoints.responses_api.protocol import ResponsesRequest
 from inflight.entrypoints.responses_api.tools import CalledTool, PromptTools
-from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.entrypoints.serve.settings import NO_STORE, ServerSettings
 from inflight.parsers.markup import default_markup
 from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.unit.entrypoints.openai.test_chat import server
@@ -27,7 +29,8 @@ THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type"
 
 def chat(**body: Any) -> ChatRequest:
     asked = ResponsesRequest.model_validate({"input": "x", **body})
-    return _read_chat(server(), asked, PromptTools(asked.tools or (), enforces_patterns=False))
+    tools = PromptTools(asked.tools or (), enforces_patterns=False)
+    return _read_chat(server(), asked, tools, WholeInput(earlier=(), own=asked.input))
 
 
 def messages(*items: Any, **more: Any) -> list[dict[str, Any]]:
@@ -141,7 +144,8 @@ def test_logprobs(body: dict[str, Any], logprobs: int | None) -> None:
 def validated(body: dict[str, Any], *, strict_fields: bool = False, **parsers: Any) -> ValidatedResponse:
     one = server(**parsers)
     one.settings = ServerSettings(strict_fields=strict_fields)
-    return asyncio.run(validate_response(one, ResponsesRequest.model_validate({"input": "x", **body})))
+    asked = ResponsesRequest.model_validate({"input": "x", **body})
+    return asyncio.run(validate_response(one, asked, StoredResponses(ServerSettings(response_store=NO_STORE))))
 
 
 def refusal(body: dict[str, Any], **settings: bool) -> Any:
@@ -278,10 +282,12 @@ def test_thoughts_of_unknown_types_are_left_out() -> None:
     assert messages(thought, {"role": "assistant", "content": "x"})[0]["reasoning_content"] == "b"
 
 
-def test_nothing_is_stored() -> None:
+def test_a_server_that_stores_nothing() -> None:
     error = refusal({"previous_response_id": "resp_1"})
     assert (error.status_code, error.param, error.code) == (404, "previous_response_id", "previous_response_not_found")
     assert "stores no responses" in error.detail
+    error = refusal({"background": True})
+    assert error.param == "background" and "--response-store none" in str(error)
     error = refusal({"input": [{"role": "user", "content": "x"}, {"type": "item_reference", "id": "msg_1"}]})
     assert (error.status_code, error.param) == (404, "input[1].id")
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.response_store.responses import StoredResponses
 from inflight.entrypoints.router.app import RouterApp
 from inflight.entrypoints.router.catalog import Catalog, FolderGoneError
 from inflight.entrypoints.router.command import make_catalog
@@ -34,9 +35,9 @@ def ask(
             sent.append(message)
 
         models = LoadedModels(ServerSettings(models_dir=str(folder)), EngineArgs(), lambda _: False)
-        app = RouterApp(
-            Catalog(folder, {}, has_cache=False), models, may_manage=may_manage, allowed_origins=("https://ours",)
-        )
+        responses = StoredResponses(ServerSettings(response_store="none"))
+        catalog = Catalog(folder, {}, has_cache=False)
+        app = RouterApp(catalog, models, responses, may_manage=may_manage, allowed_origins=("https://ours",))
         path_only, _, query = path.partition("?")
         given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         scope = {"type": "http", "method": method, "path": path_only, "query_string": query.encode(), "headers": given}

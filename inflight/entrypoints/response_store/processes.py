@@ -1,0 +1,31 @@
+"""The name of a process, by which all processes of the machine can see whether it still runs."""
+
+import os
+from pathlib import Path
+
+_START_TIME = 19  # proc(5): the place of `starttime` in /proc/PID/stat, behind the process's own name
+
+
+def own_name() -> str:
+    """The name of this process: no other one has it, not even after a restart of the machine."""
+    return _name(os.getpid())
+
+
+def is_running(name: str) -> bool:
+    """Whether the process with this name runs. False for processes of other machines and containers."""
+    pid = name.rpartition(":")[2].partition("-")[0]
+    try:
+        return pid.isdigit() and _name(int(pid)) == name
+    except OSError:
+        return False
+
+
+def _name(pid: int) -> str:
+    """
+    Raises:
+        OSError: there is no such process.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    namespace = os.readlink("/proc/self/ns/pid").partition("[")[2].rstrip("]")
+    start_time = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START_TIME]
+    return f"{boot}:{namespace}:{pid}-{start_time}"

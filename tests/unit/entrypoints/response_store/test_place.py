@@ -1,0 +1,67 @@
+"""Where the file is, and what is left of it when the server ends."""
+
+from __future__ import annotations
+
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from inflight.entrypoints.response_store.place import StorePlace
+from inflight.entrypoints.response_store.processes import is_running, own_name
+from inflight.entrypoints.serve.settings import ServerSettings
+from inflight.errors import ConfigError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_temporary_file_goes_with_its_server(folder: Path) -> None:
+    place = StorePlace(ServerSettings())
+    path = Path(place.settings.response_store)
+    assert path.parent.parent == folder
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    path.write_text("x")
+    other = StorePlace(ServerSettings())  # a second server leaves it alone
+    assert path.exists()
+    other.close()
+    place.close()
+    assert list(folder.iterdir()) == []
+
+
+def test_what_a_killed_server_has_left_is_removed(folder: Path) -> None:
+    dead = own_name().rpartition("-")[0] + "-1"  # the same process id, but started at another time
+    assert is_running(own_name()) and not is_running(dead) and not is_running("x") and not is_running("")
+    left = folder / f"inflight-responses-{dead}-abc"
+    left.mkdir()
+    (left / "responses.sqlite").write_text("x")
+    linked = folder / f"inflight-responses-{dead}-link"
+    linked.symlink_to(folder)
+    place = StorePlace(ServerSettings())
+    assert not left.exists() and linked.is_symlink()
+    place.close()
+
+
+def test_without_a_temporary_folder_nothing_is_stored(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tempfile.tempdir = str(folder / "none")
+    assert StorePlace(ServerSettings()).settings.response_store == "none"
+    assert len(caplog.records) == 1 and "no responses are stored" in caplog.text
+
+
+def test_a_file_of_the_users_stays(tmp_path: Path) -> None:
+    chosen = tmp_path / "responses.sqlite"
+    place = StorePlace(ServerSettings(response_store=str(chosen)))
+    place.close()
+    assert place.settings.response_store == str(chosen) and chosen.exists()
+
+
+@pytest.mark.parametrize("name", ["none-such/r.sqlite", "folder", "text"])
+def test_a_file_that_cannot_be_used_is_an_error_at_the_start(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("not a database " * 100)
+    with pytest.raises(ConfigError, match="response_store="):
+        StorePlace(ServerSettings(response_store=str(tmp_path / name)))
