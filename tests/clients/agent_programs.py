@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,6 +153,12 @@ def _aider(provider: str, environment: dict[str, str]) -> Run:
     return Run("aider", command, environment, has_tools=False)
 
 
+def _launch(program: str, *arguments: str, agent: str | None = None) -> Run:
+    """With `inflight launch`, which says where the server is, and which model it has."""
+    command = [sys.executable, "-m", "inflight", "launch", agent or program, "--url", "{base}", "--", *arguments]
+    return Run(program, command, {"PI_OFFLINE": "1"})
+
+
 CLAUDE = {
     "ANTHROPIC_BASE_URL": "{base}",
     "ANTHROPIC_API_KEY": KEY,
@@ -179,6 +186,14 @@ RUNS = {
     "copilot-without-v1": _copilot(""),
     "copilot-responses": _copilot(WIRE_API="responses"),
     "copilot-messages": _copilot("", TYPE="anthropic", API_KEY=KEY),
+    "launch-claude": _launch("claude-code", "-p", TASK, "--allowedTools", "Bash", agent="claude"),
+    "launch-codex": _launch(
+        "codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK
+    ),
+    "launch-copilot": _launch("copilot", "-p", TASK, "--allow-all-tools"),
+    "launch-opencode": _launch("opencode", "run", TASK),
+    "launch-pi": _launch("pi", "-p", TASK),
+    "launch-qwen-code": _launch("qwen-code", "-y", "-p", TASK, agent="qwen"),
     "llm": _llm(supports_tools=True, supports_schema=True),
     "llm-responses": _llm(responses=True),
     "nanocoder": _nanocoder(),

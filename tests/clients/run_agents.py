@@ -119,7 +119,7 @@ def outcome(run: Run, base: str, folder: Path) -> str:
         (home / name).write_text(filled(text), "utf-8")
     home.mkdir(exist_ok=True)
     environment = {
-        "PATH": f"{NODE_FOLDER}:{os.environ['PATH']}",
+        "PATH": f"{commands_of(run.program)}:{NODE_FOLDER}:{os.environ['PATH']}",
         "HOME": str(home),
         "LANG": "C.UTF-8",
         "TERM": "dumb",

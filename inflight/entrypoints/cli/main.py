@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 import inflight
 from inflight import envs, foreign_variables
-from inflight.entrypoints.cli import bench, chat, embed, env, generate, models, serve, trace, worker
+from inflight.entrypoints.cli import bench, chat, embed, env, generate, launch, models, serve, trace, worker
 from inflight.entrypoints.cli.command import (
     HELP_SETTINGS,
     Commands,
@@ -93,6 +93,7 @@ app.command(
     epilog=serve.EPILOG,
     context_settings={**HELP_SETTINGS, "auto_envvar_prefix": serve.ENVIRONMENT_PREFIX},
 )(serve.serve)
+app.command("launch", cls=GroupedHelp, epilog=launch.EPILOG)(launch.launch)
 app.command("pull", cls=GroupedHelp, epilog=models.PULL_EPILOG)(models.pull)
 app.command("list", cls=GroupedHelp)(models.list_models)
 app.command("show", cls=GroupedHelp)(models.show)

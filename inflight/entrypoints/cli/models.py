@@ -87,7 +87,8 @@ def running(
     as_json: AsJson = False,
 ) -> None:
     """Show which models servers serve. OPENAI_API_KEY in the environment is their key."""
-    found = [served for each in url or [LOCAL_SERVER] for served in _ask(each.rstrip("/"))]
+    key = os.environ.get(API_KEY_VARIABLE)
+    found = [served for each in url or [LOCAL_SERVER] for served in served_models(each.rstrip("/"), key)]
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -119,36 +120,46 @@ def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         typer.echo("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
 
 
-def _ask(url: str) -> list[dict[str, Any]]:  # Any: JSON
+class NoServerError(EngineError):
+    """Nothing answers at an address."""
+
+
+class WrongKeyError(ConfigError):
+    """A server wants another API key."""
+
+
+def served_models(url: str, key: str | None) -> list[dict[str, Any]]:  # Any: JSON
     """One entry for each model that the server at this address serves.
 
     Raises:
-        ConfigError: the text is no address, or the server wants another key.
-        EngineError: no server answers there, or not one with OpenAI's API.
+        ConfigError: the text is no address.
+        WrongKeyError: the server wants another key.
+        NoServerError: no server answers there.
+        EngineError: it has not OpenAI's API, or does not answer yet.
     """
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url {url!r} is no address of a server; give one as {LOCAL_SERVER}")
     base = url.removesuffix("/v1")
     try:
-        models = json.loads(_get(f"{base}/v1/models"))["data"]
+        models = json.loads(_get(f"{base}/v1/models", key))["data"]
         ids = [(str(each["id"]), each.get("max_model_len")) for each in models]
     except urllib.error.HTTPError as error:
         error.close()
         if error.code in (401, 403):
-            raise ConfigError(f"{base} wants an API key; set {API_KEY_VARIABLE} in the environment") from error
+            raise WrongKeyError(f"{base} wants an API key; set {API_KEY_VARIABLE} in the environment") from error
         raise EngineError(f"{base}/v1/models answers {error.code} {error.reason}") from error
     except OSError as error:  # refused, no such host, a time-out
-        raise EngineError(f"no server answers at {base}: {getattr(error, 'reason', error)}") from error
+        raise NoServerError(f"no server answers at {base}: {getattr(error, 'reason', error)}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineError(f"{base}/v1/models answers with something else than a list of models") from error
-    state = _state(base)
+    state = _state(base, key)
     return [{"model": name, "max_model_len": length, "state": state, "url": base} for name, length in ids]
 
 
-def _state(base: str) -> str:
+def _state(base: str, key: str | None) -> str:
     """Whether the server takes requests; its own words if it does not."""
     try:
-        _get(f"{base}/ready")
+        _get(f"{base}/ready", key)
     except urllib.error.HTTPError as error:
         with error:
             try:
@@ -162,9 +173,9 @@ def _state(base: str) -> str:
     return "ready"
 
 
-def _get(address: str) -> bytes:
+def _get(address: str, key: str | None) -> bytes:
     request = urllib.request.Request(address)
-    if key := os.environ.get(API_KEY_VARIABLE):
+    if key:
         request.add_header("Authorization", f"Bearer {key}")
     with urllib.request.urlopen(request, timeout=ASK_SECONDS) as answer:
         body: bytes = answer.read()
