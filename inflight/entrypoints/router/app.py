@@ -41,6 +41,7 @@ from inflight.errors import ConfigError, InflightError, ModelNotFoundError, OutO
 
 _LARGE_BODY_BYTES = 2**18  # a larger body is parsed in a thread
 _ASK_BEGIN, _MODELS = "/v1/models/", "/v1/models"
+_FEED = "/v1/engine/live"
 
 # Error -> status and code of the answer; the first that fits
 _STATUS: dict[type[InflightError], tuple[int, str]] = {
@@ -165,12 +166,22 @@ class RouterApp:
         if keep_alive == 0 and named.asks_nothing and slot.state is ModelState.UNLOADED:
             await self._answer_unloaded(scope, send, known)  # Ollama's clients unload in this way
             return
+        if scope["path"] == _FEED:
+            await self._watch(slot, scope, receive, send)
+            return
         async with self._models.use(known, keep_alive) as slot:
             try:
                 await forward(slot.socket, scope, body, receive, send)
             finally:
                 if named.background is True:
                     self._responses.watch(known)
+
+    async def _watch(self, slot: Slot, scope: Scope, receive: Receive, send: Send) -> None:
+        """The feed of an engine. Whoever watches it neither has a model loaded nor keeps it from being unloaded: the feed ends
+        then."""
+        if slot.state is not ModelState.LOADED:
+            raise RequestError(409, f"model {slot.known.name!r} is {slot.state}, not loaded", "model_not_loaded")
+        await forward(slot.socket, scope, b"", receive, send)
 
     async def _find(self, asked: object, body: bytes) -> KnownModel:
         if asked is not None and not isinstance(asked, str):

@@ -10,11 +10,13 @@ const CELL = 8; // pixels of a block, or fewer if there are many
 const MAX_CELLS = 20000;
 
 export class EngineView {
-  constructor() {
+  /** @param shared see main.js */
+  constructor(shared) {
+    this._shared = shared;
     this._problem = h("p", { class: "problem", role: "alert", hidden: true });
     this._places = h("div", {});
     for (const name of ["resize", "themechange"]) addEventListener(name, () => this.element.isConnected && this._draw());
-    this._live = new Live(() => this._draw());
+    this._live = new Live(() => shared.ofModel("v1/engine/live"), () => this._draw());
     this._replicas = new Map();
     this.element = h("div", { class: "engine" }, h("div", { class: "row" }, h("h2", {}, "Engine"), h("span", { class: "space" }),
       button("Save trace", "Save trace: the timelines as a file for Perfetto", () => save("inflight-trace.json", "application/json", chromeTrace(this._live.replicas)))),
@@ -29,6 +31,17 @@ export class EngineView {
     this._live.stop();
   }
 
+  /** Another model was chosen: a server with several has an engine for each. */
+  modelChanged() {
+    if (this._shared.models.length < 2) return;
+    const isWatching = this._live.isWatching;
+    this._live.stop();
+    this._live.replicas.clear();
+    this._replicas.clear();
+    fill(this._places);
+    if (isWatching) this._live.start();
+  }
+
   _draw() {
     if (this._isDue) return;
     this._isDue = true;
@@ -39,7 +52,7 @@ export class EngineView {
       for (const [number, replica] of this._live.replicas) {
         let view = this._replicas.get(number);
         if (view?.replica !== replica) {
-          const made = new ReplicaView(number, replica, this._live);
+          const made = new ReplicaView(number, replica, this._live, this._shared);
           if (view) view.element.replaceWith(made.element);
           else this._places.append(made.element);
           this._replicas.set(number, (view = made));
@@ -51,8 +64,9 @@ export class EngineView {
 }
 
 class ReplicaView {
-  constructor(number, replica, live) {
+  constructor(number, replica, live, shared) {
     this.replica = replica;
+    this._shared = shared;
     this._live = live;
     this._state = h("p", { class: "figures", role: "status" });
     this._cause = h("p", { class: "problem" });
@@ -90,7 +104,7 @@ class ReplicaView {
     const told = JSON.stringify([faults.epoch, faults.num_recoveries]);
     if (recoveries.length && told !== this._told) {
       this._told = told;
-      getJson("fault_tolerance/status").then((status) => setText(this._cause, `${status.last_cause} (${status.last_recovery_seconds.toFixed(1)} s)`), (error) => setText(this._cause, error.message));
+      getJson(this._shared.ofModel("fault_tolerance/status")).then((status) => setText(this._cause, `${status.last_cause} (${status.last_recovery_seconds.toFixed(1)} s)`), (error) => setText(this._cause, error.message));
     }
   }
 
@@ -106,7 +120,7 @@ class ReplicaView {
       let row = this._rows.get(id);
       if (row === undefined) {
         row = h("tr", {}, h("td", { class: "id", title: id }, shortId(id)), columns.map(() => h("td")),
-          h("td", {}, button("End", `End ${shortId(id)}`, () => end(id))));
+          h("td", {}, button("End", `End ${shortId(id)}`, () => end(this._shared.ofModel("v1/engine/abort"), id))));
         this._rows.set(id, row);
         this._body.append(row);
       }
@@ -157,9 +171,9 @@ function shortId(id) {
   return id.length > 34 ? `${id.slice(0, 12)}…${id.slice(-20)}` : id;
 }
 
-async function end(id) {
+async function end(path, id) {
   try {
-    await send("v1/engine/abort", { method: "POST", body: { request_id: id } });
+    await send(path, { method: "POST", body: { request_id: id } });
   } catch (error) {
     notify(`The request was not ended: ${error.message}`);
   }

@@ -48,10 +48,18 @@ export class Live {
   replicas = new Map(); // number -> Replica
   problem = ""; // why there is no news; "" while there is
 
-  /** @param {() => void} onNews called after each event */
-  constructor(onNews) {
+  /**
+   * @param {() => string} path of the feed
+   * @param {() => void} onNews called after each event
+   */
+  constructor(path, onNews) {
+    this._path = path;
     this._onNews = onNews;
     this._abort = null;
+  }
+
+  get isWatching() {
+    return this._abort !== null;
   }
 
   /** Read until `stop`. A lost connection is tried again. */
@@ -60,7 +68,7 @@ export class Live {
     const abort = (this._abort = new AbortController());
     while (!abort.signal.aborted) {
       try {
-        const response = await send("v1/engine/live", { signal: abort.signal });
+        const response = await send(this._path(), { signal: abort.signal });
         for await (const data of events(response)) this._take(JSON.parse(data));
         this.problem = "The server has ended the feed.";
       } catch (error) {
@@ -84,6 +92,7 @@ export class Live {
   }
 
   _take(event) {
+    if (event.error) throw new Error(event.error.message);
     if (event.type === "snapshot") {
       this.columns = event.columns;
       this.states = event.states;

@@ -17,11 +17,15 @@ const shared = {
   get model() {
     return this.models.find((model) => model.id === picker.value) ?? null;
   },
+  /** A path about an engine: that of the chosen model, if the server has several. */
+  ofModel(path) {
+    return this.models.length > 1 ? `${path}?model=${encodeURIComponent(picker.value)}` : path;
+  },
 };
 const picker = document.getElementById("model");
 const state = document.getElementById("state");
 const view = document.getElementById("view");
-const VIEWS = { chat: () => new ChatView(shared), engine: () => new EngineView() };
+const VIEWS = { chat: () => new ChatView(shared), engine: () => new EngineView(shared) };
 const made = {};
 
 function show() {
@@ -36,12 +40,26 @@ function show() {
   made[name].shown?.();
 }
 
+/** A server with several models says whether each is loaded. */
+function labelOf(model) {
+  const state = model.status?.failed ? "failed" : model.status?.value ?? "loaded";
+  return state === "loaded" ? model.id : `${model.id} (${state})`;
+}
+
+/** Ask for the models. The options of the picker stay as they are while their names do, so that an open list stays open. */
 async function loadModels() {
   const { data } = await getJson("v1/models");
+  const isSame = data.length === shared.models.length && data.every((model, i) => model.id === shared.models[i].id);
   shared.models = data;
+  if (isSame) {
+    data.forEach((model, i) => {
+      if (picker.options[i].textContent !== labelOf(model)) picker.options[i].textContent = labelOf(model);
+    });
+    return;
+  }
   const kept = localStorage.getItem("inflight-model");
-  fill(picker, data.map((model) => h("option", { value: model.id }, model.id)));
-  picker.value = data.some((model) => model.id === kept) ? kept : data[0].id;
+  fill(picker, data.map((model) => h("option", { value: model.id }, labelOf(model))));
+  picker.value = data.some((model) => model.id === kept) ? kept : data[0]?.id ?? "";
   picker.dispatchEvent(new Event("change"));
 }
 
@@ -52,7 +70,7 @@ async function watchState() {
     let text = "ready";
     try {
       await send("ready", { asksKey: false });
-      if (!wasReady) {
+      if (!wasReady || shared.models.some((model) => model.status !== undefined)) {
         wasReady = true;
         await loadModels();
       }
@@ -79,7 +97,10 @@ document.getElementById("theme").addEventListener("click", () => {
   showTheme();
   dispatchEvent(new Event("themechange"));
 });
-picker.addEventListener("change", () => localStorage.setItem("inflight-model", picker.value));
+picker.addEventListener("change", () => {
+  localStorage.setItem("inflight-model", picker.value);
+  for (const each of Object.values(made)) each.modelChanged?.();
+});
 showTheme();
 await shared.store.open();
 addEventListener("hashchange", show);
