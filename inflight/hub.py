@@ -2,6 +2,7 @@
 
 import glob
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath, PurePosixPath
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 
 from inflight.errors import ConfigError, ModelNotFoundError
 from inflight.model_advice import models_below, near_models, unfinished_download
+from inflight.model_name import is_local
 
 AnyPath = TypeVar("AnyPath", bound=PurePath)
 
@@ -44,14 +46,14 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
     if model is None:
         folder = EMBEDDED_MODEL
         what = "the embedded model (its files are missing from this installation)"
-    elif (file := Path(model).expanduser()).suffix == GGUF_SUFFIX and file.is_file():
+    elif (file := Path(os.path.expanduser(model))).suffix == GGUF_SUFFIX and os.path.isfile(file):
         return file
-    elif not file.exists() and ":" in model and _is_hub_id(model.partition(":")[0]):
+    elif not is_local(model) and ":" in model and _is_hub_id(model.partition(":")[0]):
         return _resolve_gguf_of_hub(model, revision)
     else:
         folder = _resolve(model, revision, patterns)
         what = f"model={model!r}"
-        if not Path(model).expanduser().exists():
+        if not is_local(model):
             _download(model, revision, _weight_files(folder), ignored=_OTHER_WEIGHTS)
             if modules := _module_files(folder):
                 _download(model, revision, modules)
@@ -60,7 +62,7 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
     if gguf_files and not any(folder.glob("*.safetensors")):
         if len(gguf_files) > 1:
             names = ", ".join(file.name for file in gguf_files)
-            separator = "/" if model is None or Path(model).expanduser().exists() else ":"
+            separator = "/" if model is None or is_local(model) else ":"
             raise ModelNotFoundError(
                 f"{what} holds several GGUF files ({names}); name the one to serve as '{model}{separator}FILE.gguf'"
             )
@@ -73,7 +75,7 @@ def resolve_model_folder(model: str | None, revision: str | None = None, *, with
                 f"it into its base model, or give the base model{f', {base!r}' if isinstance(base, str) else ''}"
             )
         more = f" (looked in {folder}){unfinished_download(folder) or models_below(folder)}"
-        if model is not None and not Path(model).expanduser().exists():
+        if model is not None and not is_local(model):
             gguf_names, _ = _gguf_files_of_hub(model, revision)
             more += (
                 f"; it has GGUF files, give one as '{model}:FILE.gguf': {', '.join(gguf_names)}" if gguf_names else ""
@@ -88,7 +90,7 @@ def resolve_without_weights(model: str | None, revision: str | None = None) -> P
     Raises:
         ConfigError: there is no such model, or its config.json cannot be read.
     """
-    if model is None or Path(model).expanduser().exists() or ":" in model:
+    if model is None or is_local(model) or ":" in model:
         return resolve_model_folder(model, revision)
     folder = resolve_tokenizer_folder(model, revision)
     read_config(folder)
@@ -101,8 +103,8 @@ def resolve_gguf_file(name: str, revision: str | None = None) -> Path:
     Raises:
         ModelNotFoundError: there is no such file.
     """
-    file = Path(name).expanduser()
-    if file.is_file():
+    file = Path(os.path.expanduser(name))
+    if os.path.isfile(file):
         return file
     if ":" in name and _is_hub_id(name.partition(":")[0]):
         return _resolve_gguf_of_hub(name, revision)
@@ -117,7 +119,7 @@ def check_model_name(model: str | None) -> None:
     Raises:
         ModelNotFoundError: the model is refused.
     """
-    is_path = model is None or Path(model).expanduser().exists()
+    is_path = model is None or is_local(model)
     if model is not None and not is_path and not _is_hub_id(model.partition(":")[0]):
         _resolve(model, None, [])
 
@@ -129,10 +131,10 @@ def resolve_tokenizer_folder(tokenizer: str, revision: str | None = None) -> Pat
 
 
 def _resolve(name: str, revision: str | None, patterns: list[str]) -> Path:
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(name))
+    if os.path.isdir(folder):
         return folder
-    if folder.exists():
+    if is_local(name):
         raise ModelNotFoundError(
             f"{name!r} is a file; give the folder that holds it, {str(Path(name).parent)!r}, or a *.gguf file"
         )
@@ -276,6 +278,11 @@ def _download(model: str, revision: str | None, patterns: list[str], *, ignored:
         ) from None
     except OSError as error:  # connection errors and a full disk are OSErrors too
         raise ModelNotFoundError(f"{which} could not be downloaded from the hub: {error}") from None
+    except Exception as error:  # the library has not found in the answer what it takes for granted
+        raise ModelNotFoundError(
+            f"{which} could not be downloaded: the hub's answer, or that of a proxy before it, cannot be read "
+            f"({type(error).__name__}: {error})"
+        ) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:  # Any: JSON, checked where each field is read

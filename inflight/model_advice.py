@@ -15,9 +15,10 @@ _UNFINISHED = ("*.incomplete", "*.part", "*.crdownload", "*.aria2")  # files of 
 def near_models(name: str) -> str:
     """Returns "; did you mean ..." with names that are near: folders and files beside the path, and models in the hub's cache.
     If a program has begun to download the file itself, the text says this. Returns "" if there is nothing to say."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     for pattern in _UNFINISHED:
-        if (begun := path.with_name(f"{path.name}{pattern.removeprefix('*')}")).is_file():
+        begun = path.with_name(f"{path.name}{pattern.removeprefix('*')}")
+        if os.path.isfile(begun):
             return f"; its download is unfinished, because there is {begun.name}"
     beside = {
         entry.name: str(Path(name).parent / entry.name) for entry in _entries(path.parent) if _may_be_model(entry)

@@ -21,6 +21,11 @@ class ModelName(NamedTuple):
     revision: str | None = None
 
 
+def is_local(name: str) -> bool:
+    """Whether a file or folder has this name. No file has a name that is too long, or one below the home of an unknown user."""
+    return os.path.exists(Path(os.path.expanduser(name)))  # of "", this is the current folder
+
+
 def read_model_name(given: str) -> ModelName:
     """Returns what the name means. A name that exists as a file or folder stays as it is. So does each name that is no address.
 
@@ -35,7 +40,7 @@ def read_model_name(given: str) -> ModelName:
         ModelNotFoundError: the address is none of a model.
     """
     text = given.strip()
-    if not text or Path(text).expanduser().exists():
+    if not text or is_local(text):
         return ModelName(given)
     if text == EMBEDDED:
         return ModelName(None)

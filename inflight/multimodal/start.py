@@ -1,6 +1,7 @@
 """`make_image_prompts`: what an input processor has for prompts with images, from the arguments of the engine."""
 
 import logging
+import os
 from pathlib import Path
 
 from inflight import envs
@@ -54,7 +55,9 @@ def make_image_prompts(args: EngineArgs, config: EngineConfig, tokenizer: Tokeni
         max_images=args.max_images,
         options=dict(args.mm_processor_kwargs or {}),
         cache_bytes=min(int(args.mm_processor_cache_gb * 2**30), available_bytes() // CACHE_SHARE),
-        local_path=None if args.allowed_local_media_path is None else Path(args.allowed_local_media_path).expanduser(),
+        local_path=None
+        if args.allowed_local_media_path is None
+        else Path(os.path.expanduser(args.allowed_local_media_path)),
         domains=frozenset(args.allowed_media_domains),
         num_processes=args.mm_processor_workers,
         fetch_seconds=envs.image_fetch_timeout_seconds(),

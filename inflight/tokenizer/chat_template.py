@@ -4,6 +4,7 @@ A template comes with the model and is not trusted. It runs in a `TemplateSandbo
 only plain JSON data. See https://huggingface.co/docs/transformers/chat_templating.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -246,7 +247,7 @@ def read_given(given: str) -> str:
     if "{" in given or "\n" in given:
         return given
     try:
-        return Path(given).expanduser().read_text(encoding="utf-8")
+        return Path(os.path.expanduser(given)).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise TokenizerError(
             f"chat_template={given!r} is neither a Jinja template nor a file that can be read"

@@ -54,7 +54,7 @@ class LayeredCommand(GroupedHelp):
         names = {known.name for known in self.params if known.param_type_name == "option"} - NOT_IN_FILE
         values: dict[str, OptionValue] = {}
         try:
-            values, problems = read_config_file(Path(path).expanduser(), names)
+            values, problems = read_config_file(Path(os.path.expanduser(path)), names)
             problems_of(ctx).extend(problems)
         except ConfigError as error:
             problems_of(ctx).append(str(error))

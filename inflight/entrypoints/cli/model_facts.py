@@ -16,7 +16,7 @@ from inflight.damaged_files import named_errors
 from inflight.errors import ModelNotFoundError, TokenizerError, UnsupportedModelError
 from inflight.hub import has_tag, resolve_model_folder, resolve_without_weights
 from inflight.hub_cache import cached_models, size_text
-from inflight.model_name import EMBEDDED
+from inflight.model_name import EMBEDDED, is_local
 from inflight.parsers.selector import AUTO, resolve_parsers
 from inflight.tokenizer.source import read_chat_template, read_tokenizer
 
@@ -47,7 +47,7 @@ def model_facts(model: str | None, revision: str | None = None) -> Facts:
 
 
 def _find(model: str | None, revision: str | None) -> Path:
-    if model is None or Path(model).expanduser().exists() or ":" not in model:
+    if model is None or is_local(model) or ":" not in model:
         return resolve_without_weights(model, revision)
     # a GGUF file on the hub has its weights in it: it is not downloaded only to be shown
     repository, _, file = model.partition(":")

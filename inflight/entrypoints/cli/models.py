@@ -6,7 +6,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +16,7 @@ from inflight.entrypoints.cli.env import to_text
 from inflight.errors import ConfigError, EngineError
 from inflight.hub import resolve_model_folder
 from inflight.hub_cache import CachedModel, cached_models, check_files, remove_model, size_text
-from inflight.model_name import read_model_name
+from inflight.model_name import is_local, read_model_name
 
 LOCAL_SERVER = "http://localhost:8000"
 ASK_SECONDS = 5.0
@@ -39,7 +38,7 @@ def pull(models: _Names, revision: Annotated[str | None, typer.Option(help="A br
     """Download models from the hub, and compare their files with the hub's digests."""
     for given in models:
         name = read_model_name(given)
-        if name.model is None or Path(name.model).expanduser().exists():
+        if name.model is None or is_local(name.model):
             raise ConfigError(f"{given!r} is on this machine already; give a model of the hub, as ORG/NAME")
         source = resolve_model_folder(name.model, revision or name.revision)
         check_files(source)

@@ -62,7 +62,7 @@ def serve(
         tell("warning", note)
     if server["api_key_file"] is not None:
         try:
-            read_key_file(Path(server["api_key_file"]).expanduser())
+            read_key_file(Path(os.path.expanduser(server["api_key_file"])))
         except ConfigError as error:
             problems.append(str(error))
     if given_model is not None:
@@ -136,7 +136,7 @@ def _read_presets(context: typer.Context, settings: ServerSettings) -> dict[str,
 
     presets = {}
     if settings.models_preset is not None:
-        path = Path(settings.models_preset).expanduser()
+        path = Path(os.path.expanduser(settings.models_preset))
         presets = read_presets(path, options, read, lambda text: tell("note", text))
     make_catalog(settings, presets)
     return presets

@@ -23,7 +23,7 @@ from inflight.entrypoints.router.descriptions import Descriptions
 from inflight.entrypoints.router.forward import forward
 from inflight.entrypoints.router.keep_alive import read_keep_alive
 from inflight.entrypoints.router.loaded_models import LoadedModels, ModelState, ShuttingDownError, Slot
-from inflight.entrypoints.router.management import ManagementError, check_deletable, delete, pull
+from inflight.entrypoints.router.management import Downloads, ManagementError, check_deletable, delete, pull
 from inflight.entrypoints.router.responses import RoutedResponses
 from inflight.entrypoints.serve.asgi import (
     OTHER_SITE,
@@ -105,6 +105,7 @@ class RouterApp:
         self._responses = RoutedResponses(responses, models)
         self._descriptions = Descriptions(models)
         self._may_manage = may_manage
+        self._downloads = Downloads()
         self._allowed_origins = allowed_origins
         self._own: dict[tuple[str, str], Answer] = {
             ("GET", "/"): self._root,
@@ -251,7 +252,8 @@ class RouterApp:
         is_there = asked in known
         if not is_there and not self._may_manage:
             raise RequestError(403, _not_allowed("pulled"), "model_management")
-        await pull(asked, send, is_there=is_there, streams=named.stream is not False)
+        task = None if is_there else self._downloads.begin(asked)
+        await pull(task, asked, send, self._models.wait, streams=named.stream is not False)
 
     async def _delete(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._may_manage:

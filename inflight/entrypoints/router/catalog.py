@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from inflight.entrypoints.router.presets import ALL, Preset
 from inflight.errors import ConfigError, ModelNotFoundError
 from inflight.hub import GGUF_SUFFIX, MMPROJ, gguf_parts, without_later_parts
 from inflight.hub_cache import cached_models
+from inflight.model_name import is_local
 
 LATEST = ":latest"  # Ollama's clients add this tag to names without one
 _PART = "-00001-of-"
@@ -108,8 +110,8 @@ class Catalog:
             found |= {name: _known(name, path, self._for_all) for name, path in _models_in(entries)}
         for name, preset in self._presets.items():
             model = preset.model or (found[name].model if name in found else name)
-            path = Path(model).expanduser()
-            found[name] = _known(name, path, preset) if path.exists() else KnownModel(name, model, preset)
+            path = Path(os.path.expanduser(model))
+            found[name] = _known(name, path, preset) if is_local(model) else KnownModel(name, model, preset)
         return found
 
     def find(self, name: str) -> KnownModel:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -63,7 +64,7 @@ def make_catalog(settings: ServerSettings, presets: Mapping[str, Preset]) -> Cat
             f"models_max={settings.models_max} is less than the {len(first)} models that the preset file loads at the start or "
             f"pins: {', '.join(first)}"
         )
-    folder = None if settings.models_dir is None else Path(settings.models_dir).expanduser()
+    folder = None if settings.models_dir is None else Path(os.path.expanduser(settings.models_dir))
     has_cache = folder is None or settings.enable_model_management
     return Catalog(folder, dict(presets), has_cache=has_cache)
 

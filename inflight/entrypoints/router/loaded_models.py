@@ -46,6 +46,9 @@ class ModelState(StrEnum):
 class ShuttingDownError(EngineError):
     """The server ends, so no model is loaded any more."""
 
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
+
 
 @dataclass(eq=False)
 class Slot:
@@ -102,7 +105,7 @@ class LoadedModels:
         self._occupied: set[Slot] = set()  # has a process, or is about to get one
         self._room = asyncio.Lock()  # held by the load that waits for a place next
         self._changed = asyncio.Event()  # set when a request has begun or ended, a model is loaded, or a slot is free
-        self._is_ending = False
+        self._ending = asyncio.Event()
         self._num_started = 0
         self._looking: asyncio.Task[None] | None = None
         self._folder: SocketFolder | None = None
@@ -140,8 +143,7 @@ class LoadedModels:
         slot.num_waiting += 1
         try:
             while slot.state is not ModelState.LOADED:
-                transition = self.begin_loading(slot)
-                await asyncio.wait([transition])
+                await self.wait(self.begin_loading(slot))
                 if slot.failure is not None and slot.state is ModelState.UNLOADED:
                     raise slot.failure
             slot.num_active += 1
@@ -157,6 +159,20 @@ class LoadedModels:
                 slot.idle_seconds = keep_alive
             self._changed.set()
 
+    async def wait(self, change: asyncio.Future[Any], seconds: float | None = None) -> None:
+        """Wait until `change` is done, at most for so long.
+
+        Raises:
+            ShuttingDownError: the server ends.
+        """
+        ending: asyncio.Future[Any] = asyncio.ensure_future(self._ending.wait())
+        try:
+            await asyncio.wait([change, ending], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ending.cancel()
+        if self._ending.is_set() and not change.done():
+            raise ShuttingDownError
+
     def begin_loading(self, slot: Slot) -> asyncio.Task[None]:
         """Load the model unless it is loading or unloading already. Returns the task that does so.
 
@@ -167,8 +183,8 @@ class LoadedModels:
         if slot.transition is None or slot.transition.done():
             if slot.is_removed:
                 raise ModelNotFoundError(f"model {slot.known.name!r} is being deleted")
-            if self._is_ending:
-                raise ShuttingDownError("the server is shutting down")
+            if self._ending.is_set():
+                raise ShuttingDownError
             slot.state = ModelState.LOADING
             slot.failure = None
             slot.transition = asyncio.create_task(self._load(slot))
@@ -182,7 +198,7 @@ class LoadedModels:
         """
 
         def load_again(_: asyncio.Task[None]) -> None:
-            if slot.state is ModelState.UNLOADED and not slot.is_removed and not self._is_ending:
+            if slot.state is ModelState.UNLOADED and not slot.is_removed and not self._ending.is_set():
                 self.begin_loading(slot)
 
         if slot.state is ModelState.UNLOADED:
@@ -200,7 +216,7 @@ class LoadedModels:
                 if slot.state is ModelState.LOADED:
                     self.begin_unloading(slot)
                 assert slot.transition is not None  # it is loading or unloading
-                await asyncio.wait([slot.transition])
+                await self.wait(slot.transition)
             yield
         finally:
             slot.is_removed = False
@@ -228,9 +244,12 @@ class LoadedModels:
         except (InflightError, OSError, ValueError) as error:
             # the last two: the system has no process, file or memory left, or cannot take the name of the process
             failure = error if isinstance(error, InflightError) else EngineError(f"{type(error).__name__}: {error}")
-            put_place_before(failure, f"model {slot.known.name} could not be loaded")
-            logger.error("%s", failure)
-            slot.failure = failure
+            if self._ending.is_set():  # so the process was told to end
+                slot.failure = ShuttingDownError()
+            else:
+                put_place_before(failure, f"model {slot.known.name} could not be loaded")
+                logger.error("%s", failure)
+                slot.failure = failure
             slot.state = ModelState.UNLOADED
             self._free(slot)
             return
@@ -361,8 +380,9 @@ class LoadedModels:
         """Always healthy: a model that has failed is loaded again by the next request."""
 
     async def drain(self, timeout: float) -> None:
-        """Let the requests that run end. After `timeout` seconds the models' servers end them."""
-        self._is_ending = True
+        """Let the requests that run end. After `timeout` seconds the models' servers end them. Requests that wait for a model
+        get a ShuttingDownError at once."""
+        self._ending.set()
         processes = [slot.process for slot in self._slots.values() if slot.process is not None]
         for process in processes:
             process.send(DRAIN)
@@ -372,7 +392,7 @@ class LoadedModels:
 
     async def close(self) -> None:
         """End all processes."""
-        self._is_ending = True
+        self._ending.set()
         if self._looking is not None:
             self._looking.cancel()
         await asyncio.gather(*(self._close_slot(slot) for slot in self._slots.values()))

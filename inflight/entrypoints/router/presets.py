@@ -25,6 +25,7 @@ from inflight.errors import ConfigError
 
 ALL = "*"
 _TOP = "\0"  # the section of the keys before the first section
+_MOST_CHARACTERS = 1024  # of a name
 _TRUE, _FALSE = ("true", "1", "on", "yes", "enabled"), ("false", "0", "off", "no", "disabled")
 # key of llama.cpp -> our option with the same meaning
 _SAME = {
@@ -91,18 +92,25 @@ def read_presets(
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # keys keep their capitals
     where = f"models_preset={str(path)!r}"
     try:
-        parser.read_string(f"[{_TOP}]\n{path.read_text(encoding='utf-8')}", source=str(path))
+        parser.read_string(f"[{_TOP}]\n{path.read_text(encoding='utf-8-sig')}", source=str(path))
     except OSError as error:
         raise ConfigError(f"{where} cannot be read: {error.strerror}") from error
     except (configparser.Error, ValueError) as error:
         raise ConfigError(
             f"{where} is not a file of sections and `key = value`: {' '.join(str(error).split())}"
         ) from None
+    if above := [key for key in parser[_TOP] if key != "version"]:
+        warn(f"{where}: ignored above the first section: {', '.join(above)}")
     for_all = dict(parser[ALL]) if ALL in parser else {}
     found = {}
     for name in parser.sections():
         if name == _TOP:
             continue
+        if len(name) > _MOST_CHARACTERS or not name.isprintable():
+            raise ConfigError(
+                f"{where}: the section {name[:100]!r} is not the name of a model: it has more than {_MOST_CHARACTERS} "
+                "characters, or such that cannot be printed"
+            )
         given = for_all | dict(parser[name])
         try:
             found[name] = _read_section(given, options, read, lambda text, name=name: warn(f"{where} [{name}]: {text}"))  # type: ignore[misc]  # a lambda's default

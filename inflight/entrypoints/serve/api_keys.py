@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -72,7 +73,7 @@ class ApiKeys:
         Raises:
             ConfigError: see `read_key_file`. The same keys as before are valid.
         """
-        keys = () if self._file is None else read_key_file(Path(self._file).expanduser())
+        keys = () if self._file is None else read_key_file(Path(os.path.expanduser(self._file)))
         self._digests = [*self._given, *(digest(key.encode()) for key in keys)]
         return len(self._digests)
 

@@ -23,6 +23,7 @@ from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.tls import make_ssl_context
 from inflight.errors import CheckpointError, ConfigError, UnsupportedModelError
 from inflight.hub import can_download, read_generation_config, resolve_without_weights
+from inflight.model_name import is_local
 from inflight.parsers.selector import NONE, resolve_parsers
 from inflight.tokenizer.source import read_chat_template, read_tokenizer
 
@@ -101,7 +102,7 @@ def _check_weight_files(args: EngineArgs, source: Path) -> None:
     try:
         check_files_exist(source, all_of_index=True)
     except CheckpointError as error:
-        if args.model is None or Path(args.model).expanduser().exists():
+        if args.model is None or is_local(args.model):
             raise CheckpointError(f"{error}; load_format='dummy' makes random ones") from error
         if not can_download(args.model, args.revision):
             raise CheckpointError(f"{error}; and the hub cannot be reached") from error

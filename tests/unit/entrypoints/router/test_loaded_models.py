@@ -13,7 +13,7 @@ import pytest
 
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.router.catalog import KnownModel
-from inflight.entrypoints.router.loaded_models import LoadedModels, ModelState, Slot
+from inflight.entrypoints.router.loaded_models import LoadedModels, ModelState, ShuttingDownError, Slot
 from inflight.entrypoints.router.socket_folder import SocketFolder
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.errors import EngineError, ModelNotFoundError
@@ -135,3 +135,37 @@ def test_the_folder_of_sockets_is_made_again(tmp_path: Path, monkeypatch: pytest
     os.symlink(tmp_path, again.parent)  # somebody else's, with the same name
     assert Path(folder.new_path()).parent not in (again.parent, tmp_path)
     folder.close()
+
+
+def test_who_waits_for_a_model_is_told_that_the_server_ends() -> None:
+    async def test(models: WithoutProcesses) -> None:
+        models.may_start.clear()
+        loading = asyncio.create_task(models.use(A).__aenter__())
+        while not models.started:
+            await asyncio.sleep(0)
+        for_room = asyncio.create_task(models.use(B).__aenter__())
+        while models.slot(B).state is not ModelState.LOADING:
+            await asyncio.sleep(0)
+        await models.drain(0)
+        for waiting in (loading, for_room):
+            with pytest.raises(ShuttingDownError, match="the server is shutting down"):
+                await waiting
+        await models.close()
+
+    run(test)
+
+
+def test_a_process_that_ends_with_the_server_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(models: WithoutProcesses) -> None:
+        models.may_start.clear()
+        models.error = EngineError("the process has ended")
+        models.load(models.slot(A))
+        while not models.started:
+            await asyncio.sleep(0)
+        await models.drain(0)
+        models.may_start.set()
+        while models.slot(A).state is not ModelState.UNLOADED:
+            await asyncio.sleep(0)
+        assert isinstance(models.slot(A).failure, ShuttingDownError) and not caplog.records
+
+    run(test)

@@ -71,11 +71,20 @@ def test_a_file_of_llama_cpp(tmp_path: Path) -> None:
         ("[a]\nidle-timeout = soon", "idle-timeout='soon'"),
         ("[a]\nmodel = x\nmodel = y", "already exists"),
         ("[a]\n[a]", "already exists"),
+        ("[a\0b]", "is not the name of a model"),
+        ("[" + "a" * 200_000 + "]", "is not the name of a model"),
     ],
 )
 def test_wrong_files(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         presets_of(tmp_path, text)
+
+
+def test_a_byte_order_mark_and_keys_above_the_first_section(tmp_path: Path) -> None:
+    found, notes = presets_of(tmp_path, "\ufeff[*]\nc = 512\n[a]\n")
+    assert found["a"].engine == {"max-model-len": "512"} and not notes
+    found, notes = presets_of(tmp_path, "version = 1\nc = 512\n[a]\n")
+    assert found["a"].engine == {} and len(notes) == 1 and notes[0].endswith("ignored above the first section: c")
 
 
 def test_an_absent_file(tmp_path: Path) -> None:
