@@ -143,10 +143,16 @@ def _read_presets(context: typer.Context, settings: ServerSettings) -> dict[str,
 
 
 def _as_option(name: str, text: str, is_flag: bool) -> list[str]:
-    """An option of a section as the command line has it."""
+    """An option of a section as the command line has it.
+
+    Raises:
+        ConfigError: the value of a flag is neither true nor false.
+    """
+    from inflight.entrypoints.router.presets import read_flag
+
     if not is_flag:
         return [f"--{name}={text}"]
-    return [f"--{name}"] if text.lower() not in ("false", "0", "off", "no") else [f"--no-{name}"]
+    return [f"--{name}"] if read_flag(name, text) else [f"--no-{name}"]
 
 
 def _report(

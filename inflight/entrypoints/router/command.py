@@ -16,7 +16,8 @@ from inflight.entrypoints.response_store.place import StorePlace
 from inflight.entrypoints.response_store.responses import StoredResponses
 from inflight.entrypoints.router.app import RouterApp
 from inflight.entrypoints.router.catalog import Catalog
-from inflight.entrypoints.router.loaded_models import LoadedModels, settings_of_model
+from inflight.entrypoints.router.loaded_models import LoadedModels
+from inflight.entrypoints.router.model_settings import settings_of_model
 from inflight.entrypoints.router.presets import ALL, Preset
 from inflight.entrypoints.serve.command import warn_if_open
 from inflight.entrypoints.serve.listener import Listener

@@ -38,7 +38,8 @@ _SAME = {
 # Options that the router sets itself for each model
 _OF_THE_ROUTER = frozenset(
     "host port uds api-key api-key-file admin-api-key served-model-name alias a models-dir models-max models-preset "
-    "models-idle-timeout enable-model-management api-server-count headless config check".split()
+    "models-idle-timeout enable-model-management api-server-count headless config check root-path ssl-certfile ssl-keyfile "
+    "ssl-ca-certs allowed-hosts allowed-origin allow-credentials forwarded-allow-ips access-log ui response-store".split()
 )
 
 # Names of options and their values as text -> their values by field, for the engine and for the server
@@ -84,7 +85,7 @@ def read_presets(
     parser = configparser.ConfigParser(
         delimiters=("=",),
         comment_prefixes=(";", "#"),
-        inline_comment_prefixes=(" ;", " #"),
+        inline_comment_prefixes=(";", "#"),
         interpolation=None,
         default_section="\0\0",
         allow_no_value=True,
@@ -136,7 +137,7 @@ def _read_section(
     if ignored:
         warn(f"ignored: {', '.join(ignored)}")
     model = values.pop("model", "")
-    loads, pinned = (_read_flag(name, values.pop(name, "false")) for name in ("load-on-startup", "pin"))
+    loads, pinned = (read_flag(name, values.pop(name, "false")) for name in ("load-on-startup", "pin"))
     idle = values.pop("idle-timeout", None)
     engine, server = read(values)
     return Preset(
@@ -150,7 +151,11 @@ def _read_section(
     )
 
 
-def _read_flag(name: str, text: str) -> bool:
+def read_flag(name: str, text: str) -> bool:
+    """
+    Raises:
+        ConfigError: the text is neither true nor false.
+    """
     if text.lower() not in _TRUE + _FALSE:
         raise ConfigError(f"{name} = {text!r} is neither true nor false")
     return text.lower() in _TRUE

@@ -317,8 +317,10 @@ class ServerSettings:
                     f"served_model_name={self.served_model_names[0]!r} with models_dir or models_preset: models have the names "
                     "of their folders, files and sections"
                 )
-        elif self.enable_model_management:
-            yield "enable_model_management is for several models: give models_dir or models_preset, too"
+        else:
+            for name in ("models_max", "models_idle_timeout", "enable_model_management"):
+                if getattr(self, name) != getattr(ServerSettings, name):
+                    yield f"{name} is for several models: give models_dir or models_preset, too"
         yield from key_problems((*self.api_keys, *self.admin_keys))
         if not all(map(_is_network, self.trusted_proxies)):
             yield (

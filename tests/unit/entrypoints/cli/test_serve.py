@@ -91,6 +91,23 @@ def test_each_of_several_models_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_
     assert done.output.splitlines() == ["error: a: a, 64, 5", "error: b: b, None, 5"]
 
 
+@pytest.mark.parametrize("text", ["disabled", "no", "FALSE", "7", "maybe", ""])
+def test_a_flag_of_a_section_is_true_or_false(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.json").write_text("{}")
+    presets = tmp_path / "presets.ini"
+    presets.write_text(f"[a]\nenable-prefix-caching = {text}\n")
+    monkeypatch.setattr(
+        "inflight.entrypoints.serve.check.model_problems",
+        lambda args: [f"prefix caching: {args.enable_prefix_caching}"],
+    )
+    done = invoke(["serve", "--models-dir", str(tmp_path), "--models-preset", str(presets), "--check"])
+    if text in ("7", "maybe"):
+        assert f"[a]: enable-prefix-caching = '{text}' is neither true nor false" in done.output
+    else:
+        assert done.output == f"error: a: prefix caching: {text == ''}\n"
+
+
 def test_the_key_of_vllm_is_a_key(started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "key-of-vllm")
     assert invoke(["serve"]).exit_code == 0

@@ -50,7 +50,8 @@ def test_a_file_of_llama_cpp(tmp_path: Path) -> None:
         np = 4
         alias = me
         reasoning-parser = none
-        pin = yes
+        pin = yes ; it is the usual one
+        root-path = /llm
         idle-timeout = 5m
         """.replace("\n        ", "\n"),
     )
@@ -60,6 +61,7 @@ def test_a_file_of_llama_cpp(tmp_path: Path) -> None:
     assert (coder.model, coder.is_pinned, coder.idle_seconds) == ("org/coder", True, 300)
     assert coder.server == {"reasoning-parser": "none"} and coder.engine["max-num-seqs"] == "4"
     assert any("[coder]" in note and "alias (the router sets it)" in note for note in notes)
+    assert any("[coder]" in note and "root-path (the router sets it)" in note for note in notes)
     assert all("n-gpu-layers" in note and "jinja" in note for note in notes)
 
 
