@@ -31,7 +31,7 @@ from inflight.worker.drawn_tokens import DrawnTokens
 from inflight.worker.input_batch import StepInputs
 from inflight.worker.model_input import DrawnStep, ForwardInput, ForwardOutput, ModelInput, VerifiedDraws
 from inflight.worker.pipeline import Pipeline
-from inflight.worker.profile_run import one_token_each, zero_activations
+from inflight.worker.profile_run import one_token_each, prompt_of_two_tokens, run_dummy_step
 from inflight.worker.runner import Runner
 from inflight.worker.runner_base import RankParts
 from inflight.worker.step_drafts import StepDrafts, reads_hidden
@@ -242,19 +242,17 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
 
     def warm_up(self) -> None:
         super().warm_up()
+        self._run_dummies(prompt_of_two_tokens())
         if self._drafts is not None:
             self._drafts.time_steps(self.dummy_run, draws=self._draws)
 
     def dummy_run(self, num_tokens: int) -> None:
-        assert self._kv_cache_config is not None, "call initialize_from_config first"
-        inputs = one_token_each(num_tokens)
-        builders = [self._backend.metadata_builder(group.spec) for group in self._kv_cache_config.groups]
-        metadata = tuple(build(inputs) for build in builders)
-        zeros = self._device.to_device(np.zeros(num_tokens, dtype=np.int32))
-        activations = zero_activations(self._config, self._stage, self._device, num_tokens)
-        hidden = self._model(ModelStep(zeros, zeros, metadata, intermediate=activations))
-        if self._stage.is_last:
-            self._model.compute_logits(hidden)
+        self._run_dummies(one_token_each(num_tokens))
+
+    def _run_dummies(self, inputs: AttentionInputs) -> None:
+        cache = self._kv_cache_config
+        assert cache is not None, "call initialize_from_config first"
+        run_dummy_step(self._config, self._model, self._backend, self._device, self._stage, cache, inputs)
         if self._draft_model is not None:
             self._draft_model.warm_up(inputs)
 

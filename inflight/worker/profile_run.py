@@ -13,7 +13,7 @@ from inflight.config.engine import EngineConfig
 from inflight.config.pipeline_stage import PipelineStage
 from inflight.device.base import Device
 from inflight.distributed.intermediate_tensors import IntermediateTensors
-from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheSpec
+from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig, KVCacheSpec
 from inflight.layers.attention import Attention
 from inflight.layers.recurrent_state import RecurrentState
 from inflight.models.captured_layers import new_captured
@@ -69,6 +69,25 @@ def run_largest_step(
             layer.bind(kv_cache, group_index)
 
 
+def run_dummy_step(
+    config: EngineConfig,
+    model: CausalLM,
+    backend: AttentionBackend,
+    device: Device,
+    stage: PipelineStage,
+    kv_cache_config: KVCacheConfig,
+    inputs: AttentionInputs,
+) -> None:
+    """Run a step of zeros through all layers and the LM head, with the KV cache of the engine. `inputs`: in the dummy block.
+    Zeros replace the activations of the previous stage."""
+    num_tokens = int(inputs.query_start_loc[-1])
+    zeros = device.to_device(np.zeros(num_tokens, dtype=np.int32))
+    metadata = tuple(backend.metadata_builder(group.spec)(inputs) for group in kv_cache_config.groups)
+    hidden = model(ModelStep(zeros, zeros, metadata, intermediate=zero_activations(config, stage, device, num_tokens)))
+    if stage.is_last:
+        model.compute_logits(hidden)
+
+
 def cache_spec(layer: Attention | RecurrentState, config: EngineConfig) -> KVCacheSpec:
     cache = config.cache
     return layer.kv_cache_spec(cache.block_size, getattr(torch, cache.dtype), cache.num_states)
@@ -95,6 +114,17 @@ def one_token_each(num_tokens: int) -> AttentionInputs:
         seq_lens=np.ones(num_tokens, dtype=np.int32),
         num_computed_tokens=np.zeros(num_tokens, dtype=np.int32),
         block_table=np.full((num_tokens, 1), DUMMY_BLOCK, dtype=np.int32),
+    )
+
+
+def prompt_of_two_tokens() -> AttentionInputs:
+    """Make the inputs of one sequence with two tokens, in the dummy block. Its attention may be another kernel than that of
+    sequences with one token."""
+    return AttentionInputs(
+        query_start_loc=np.array([0, 2], dtype=np.int32),
+        seq_lens=np.array([2], dtype=np.int32),
+        num_computed_tokens=np.zeros(1, dtype=np.int32),
+        block_table=np.full((1, 2), DUMMY_BLOCK, dtype=np.int32),  # two columns, if a block has one token
     )
 
 

@@ -21,9 +21,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from inflight.config.architecture import ModelArchitecture
 from inflight.config.device_options import check_device_state
+from inflight.interface.kv_cache import KVCacheSpec, count_groups
 
 ALIGNMENT = 64  # elements; each part starts at a multiple of it, so that kernels can use wide loads
+
+
+def num_cache_groups(architecture: ModelArchitecture) -> int:
+    """The number of KV cache groups that `initialize` will get. It depends only on the layers' heads and sliding windows."""
+    specs = (
+        KVCacheSpec(
+            block_size=1,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            dtype="",
+            itemsize=1,
+            sliding_window=layer.window,
+        )
+        for layer in architecture.caching
+    )
+    return sum(count_groups(specs).values())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from __future__ import annotations
 import logging
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from torch import Tensor
 
 from inflight.device.accelerator import Accelerator, Event
 from inflight.distributed.intermediate_tensors import IntermediateTensors
-from inflight.interface.kv_cache import KVCacheConfig, KVCacheSpec, count_groups
+from inflight.interface.kv_cache import KVCacheConfig
 from inflight.interface.request import Int32Array
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.kernels.triton.step_state import apply_entries
@@ -47,7 +48,7 @@ from inflight.sample.rows import HISTORY, SamplingRows
 from inflight.worker.draw_rows import grammar_masks
 from inflight.worker.gpu.copy_out import CopiedStep
 from inflight.worker.gpu.cuda_graph import GRAPH_BYTES, GraphRunner, decode_sizes, mixed_sizes, padded_size
-from inflight.worker.gpu.device_state import DeviceState, StateSizes
+from inflight.worker.gpu.device_state import DeviceState, StateSizes, num_cache_groups
 from inflight.worker.gpu.staging import Int32Columns, StagingRing, StagingSlot, queue_copy
 from inflight.worker.gpu.step_entries import EntryCounts, StepEntries, StepShape
 from inflight.worker.gpu.step_programs import StepPrograms
@@ -118,7 +119,8 @@ class GraphModelRunner(Runner[DeviceStep, IntermediateTensors | None, DeviceStep
     def reserved_bytes(self, peak_bytes: int) -> int:
         """Bytes for the state, the backend's scratch memory and the graphs. The bytes of the graphs are the memory that the
         largest graph uses while it runs, and the driver's memory for each graph."""
-        state = 4 * sum(int(np.prod(shape)) for shape in self._sizes(self._num_groups()).parts().values())
+        sizes = self._sizes(num_cache_groups(self._config.model.architecture))
+        state = 4 * sum(int(np.prod(shape)) for shape in sizes.parts().values())
         largest = max([0, *self._mixed_sizes, *self._decode_sizes])
         num_graphs = (3 if self._mixed_sizes else 2) * len(self._decode_sizes) + len(self._mixed_sizes)
         pool = peak_bytes * largest // self._config.scheduler.max_num_batched_tokens
@@ -158,6 +160,17 @@ class GraphModelRunner(Runner[DeviceStep, IntermediateTensors | None, DeviceStep
             recorded += [("head", self._decode_sizes, programs.head)] if self._mixed_sizes else []
         self._graphs.capture(recorded, self._stage_dummies)
         super().warm_up()
+        self._warm_up_eager_steps()
+
+    def _warm_up_eager_steps(self) -> None:
+        """Run a prompt of two tokens and its draw as steps without graphs run, so that no request compiles their kernels."""
+        num_tokens = min(2, self._max_num_tokens())
+        self._stage_dummies("mixed", num_tokens)
+        run = partial(self._programs.eager, num_tokens, 1, 1, max_query_len=2, max_seq_len=2, request_parts=None)
+        self._accelerator.compute.enqueue(run)
+        if self._stage.is_last:
+            self._accelerator.compute.enqueue(partial(self._programs.draw, 1))
+        self._accelerator.compute.record().synchronize()
 
     def graph_report(self) -> dict[str, Any]:
         return super().graph_report() | asdict(self._graphs.report)
@@ -181,23 +194,6 @@ class GraphModelRunner(Runner[DeviceStep, IntermediateTensors | None, DeviceStep
     def _max_num_tokens(self) -> int:
         scheduler = self._config.scheduler
         return max([scheduler.max_num_batched_tokens, *self._mixed_sizes, *self._decode_sizes])
-
-    def _num_groups(self) -> int:
-        """The number of KV cache groups in the config that `initialize` will get. It depends only on the layers' heads and
-        sliding windows."""
-        layers = self._config.model.architecture.caching
-        specs = (
-            KVCacheSpec(
-                block_size=1,
-                num_kv_heads=layer.num_kv_heads,
-                head_dim=layer.head_dim,
-                dtype="",
-                itemsize=1,
-                sliding_window=layer.window,
-            )
-            for layer in layers
-        )
-        return sum(count_groups(specs).values())
 
     def _sizes(self, num_groups: int) -> StateSizes:
         model = self._config.model

@@ -21,6 +21,7 @@ from inflight.sampling_params import SamplingParams
 from inflight.timeline import Timeline
 from inflight.worker.gpu.copy_out import CopiedStep
 from inflight.worker.gpu.cuda_graph import GRAPH_BYTES, decode_sizes, mixed_sizes, padded_size
+from inflight.worker.gpu.device_state import num_cache_groups
 from inflight.worker.gpu.graph_model_runner import DeviceStep, GraphModelRunner
 from inflight.worker.model_runner import ModelRunner
 from inflight.worker.runner import Runner
@@ -127,7 +128,8 @@ def test_memory_is_reserved_for_every_group_of_a_hybrid_model(folder: Path, monk
     driven = make_executor(folder, 1, 1, NUM_SLOTS, device="cuda", depth=1, enforce_eager=True)
     runner = workers_of(driven)[0].runner
     assert isinstance(runner, GraphModelRunner)
-    assert runner._num_groups() == driven.num_groups == 3 > len(set(runner.kv_cache_specs().values()))
+    num_groups = num_cache_groups(runner._config.model.architecture)
+    assert num_groups == driven.num_groups == 3 > len(set(runner.kv_cache_specs().values()))
     assert runner.reserved_bytes(0) >= runner._state.flat.nbytes
     driven.executor.shutdown()
 
