@@ -43,7 +43,7 @@ def decode_file(content: ByteArray) -> Image.Image:
             raise InvalidRequestError(f"the image has more than {MAX_PIXELS} pixels; send a smaller one") from None
         except UnidentifiedImageError:
             raise InvalidRequestError(
-                f"the {len(content)} bytes are no image of a known format; known are PNG, JPEG, WebP, GIF, BMP, TIFF and others"
+                f"the {len(content)} bytes are not an image of a known format: PNG, JPEG, WebP, GIF, BMP, TIFF and others"
             ) from None
         except MemoryError:
             raise InvalidRequestError("the image needs too much memory; send a smaller one") from None

@@ -48,6 +48,6 @@ def _check_count(num_places: int, num_images: int, placeholder: str) -> None:
     if num_places != num_images:
         raise InvalidRequestError(
             f"the prompt has {num_places} placeholders {placeholder!r} for {num_images} images; it needs one for each image, "
-            "and a text of a user must not contain it",
+            "and a user's text must not contain it",
             IMAGES,
         )

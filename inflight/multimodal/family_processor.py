@@ -266,7 +266,7 @@ def _load(start: Start) -> Any:  # Any: a processor of transformers
         raise ConfigError(f"transformers has no processor for images of this model ({name or model_type or 'no name'})")
 
     class ImagesOnly(base):  # type: ignore[misc, valid-type]  # a class of transformers, chosen at run time
-        """Accepts that there are no parts for videos and sounds."""
+        """Accepts that the processor has no part for videos or sound."""
 
         def check_argument_for_proper_class(self, argument_name: str, argument: object) -> type:
             return type(argument)

@@ -183,7 +183,7 @@ def _read(response: http.client.HTTPResponse, url: WebUrl, max_bytes: int) -> By
             f"{url.host} answers with a redirect, which is not followed: give the image's own URL"
         )
     if response.status != 200:
-        raise InvalidRequestError(f"{url.host} answers with status {response.status}: there is no image behind the URL")
+        raise InvalidRequestError(f"{url.host} answers with status {response.status}: there is no image at this URL")
     too_large = InvalidRequestError(f"the image from {url.host} has more than {max_bytes} bytes; use a smaller one")
     if (response.length or 0) > max_bytes:
         raise too_large

@@ -156,7 +156,7 @@ def _read_input(description: list[Any], segment: ByteArray) -> ProcessedInput:  
     shape, grid, num_tokens, digest, token_ids = description
     frames, rows, columns = grid
     if math.prod(shape) * 4 != len(segment):
-        raise ValueError(f"{len(segment)} bytes are no pixels of shape {shape}")
+        raise ValueError(f"{len(segment)} bytes are not pixels of shape {shape}")
     pixels = segment.view(np.float32).reshape(shape)
     pixels.flags.writeable = False  # requests share it
     return ProcessedInput(

@@ -1,4 +1,4 @@
-"""`OWNER`: whose uuids the images of the present request have. It imports nothing, because each server sets it."""
+"""`OWNER`: the client whose uuids a request may use for its images. It imports nothing, because each server sets it."""
 
 from contextvars import ContextVar
 

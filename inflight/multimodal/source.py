@@ -113,7 +113,7 @@ def _check_url(url: str, settings: ImageSettings) -> Source:
     if scheme == "file":
         return LocalFile(path_of_url(url, settings.local_path))
     raise InvalidRequestError(
-        f"the image {url[:40]!r} is no URL; give one that begins with data:, https:, http: or file: (in Python, a "
+        f"the image {url[:40]!r} is not a URL; give one that begins with data:, https:, http: or file: (in Python, a "
         "pathlib.Path for a file)"
     )
 

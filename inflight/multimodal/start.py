@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def unread_images(model: ModelConfig) -> str:
-    """Why images are not read with a model that transformers would read them with; "" if it is a model for text."""
+    """Why Inflight reads no images with this model, although transformers does; "" for a model that reads only text."""
     if not model.folder.is_dir():
         return ""
     content = read_config(model.folder)
@@ -34,7 +34,7 @@ def unread_images(model: ModelConfig) -> str:
     types = ", ".join(sorted([*(each.model_type for each in VISION_FAMILIES), *(each.model_type for each in TYPES)]))
     return (
         f"this model takes no images: Inflight has no tower for the type {content.get('model_type')} "
-        f"({model.architecture.name}), and serves its part for text; images are read with the types {types}"
+        f"({model.architecture.name}), so the model is served for text only; images are read with the types {types}"
     )
 
 

@@ -37,7 +37,7 @@ def read_data_url(url: str) -> ByteArray:
     for start in range(first, len(url), _PIECE):
         text = url[start : start + _PIECE]
         if text.endswith("=") and start + _PIECE < len(url):
-            raise InvalidRequestError("the data: URL of an image has more characters behind the end of its base64")
+            raise InvalidRequestError("the data: URL of an image has more characters after the end of its base64")
         time.sleep(0)  # lets other threads have the GIL, which they ask for only after 5 ms
         try:
             content += binascii.a2b_base64(text, strict_mode=True)
@@ -100,7 +100,7 @@ def read_file(path: Path, folder: Path | None = None) -> ByteArray:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise InvalidRequestError("the file of an image is no regular file")
+            raise InvalidRequestError("the file of an image is not a regular file")
         if folder is not None and not Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(folder):
             raise InvalidRequestError("the URL names a file outside of the folder of --allowed-local-media-path")
         if status.st_size > MAX_IMAGE_BYTES:

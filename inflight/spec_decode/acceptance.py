@@ -11,7 +11,7 @@ from inflight.interface.request import Int32Array
 
 REQUEST_MEMORY = 0.95  # the weight of a request's older drafts is multiplied by this with each new draft
 MEMORY = 0.998  # the same for the drafts of all requests
-PRIOR = 4.0  # as many drafts of a request weigh as much as all drafts of the other requests
+PRIOR = 4.0  # so many drafts of a request count as much as the average of all requests
 
 
 @dataclass(slots=True)
@@ -28,11 +28,11 @@ class _Counts:
 
 
 class Acceptance:
-    """How often drafts were right, of each slot and of all. Older drafts weigh less.
+    """How often drafts were right, for each slot and for all slots together. Older drafts weigh less.
 
     Args:
-        right, compared: so many drafts are assumed at the start, of each kind.
-        num_kinds: drafts of different kinds are counted apart.
+        right, compared: assumed at the start, for each kind: how many drafts were right, of how many that were compared.
+        num_kinds: how many kinds of drafts there are. Each kind is counted separately.
     """
 
     def __init__(self, right: float, compared: float, num_kinds: int = 1) -> None:
@@ -56,7 +56,7 @@ class Acceptance:
             self.add(slot, int(num_right), num_compared)
 
     def probability(self, slot: int, kind: int = 0) -> float:
-        """That a draft of the slot's request is right if the drafts before it are."""
+        """The probability that a draft of the slot's request is right, if all drafts before it are right."""
         of_all = self._of_all[kind].right / self._of_all[kind].compared
         counts = self._of_slots.get(slot)
         if counts is None:

@@ -1,7 +1,7 @@
 """`AdaptiveProposer`: a proposer whose number of drafts follows how many of each request's drafts were right.
 
 To verify a draft costs time, even if it is wrong. So a request gets only as many drafts as pay for the whole batch
-(`DraftChoice`). No drafts are a choice, too: then the request pays nothing.
+(`DraftChoice`). The number can be 0: then drafts cost the request nothing.
 
 How often drafts are right is counted for each request, separately for short and long matches. The drafts that a request did
 not get are counted, too: when its tokens are known, they show whether the drafts would have been right. So a request that has
@@ -27,8 +27,8 @@ NUM_CLASSES = 7  # of lengths of matches: 1, 2 to 3, 4 to 7, ..., 64 or more
 
 @dataclass(slots=True)
 class Match:
-    """A place in a known text: `length` tokens before it are the last tokens of the sequence, and `following` are tokens behind
-    it, which may be drafts."""
+    """A place in a known text: the `length` tokens before it equal the last tokens of the sequence, and the tokens `following`
+    it may be drafts."""
 
     length: int
     following: list[int]
@@ -36,7 +36,7 @@ class Match:
 
 @dataclass(slots=True)
 class _Guess:
-    """The drafts that were found for a request, those that it did not get included. `begin`: the position of the first."""
+    """All drafts that were found for a request, also those that it did not get. `begin`: the position of the first one."""
 
     begin: int
     kind: int

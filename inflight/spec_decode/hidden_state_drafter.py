@@ -5,12 +5,13 @@
                    draws draft 0 behind them
                    computes position n - 1 of draft 0 and of its own hidden state at n - 2, and draws draft 1; and so on
 
-What is cached for a position depends on the next token. So in a cached prefix, the last position of the last block may be that
-of another continuation. This lowers the probability of the next drafts a little, and no token changes.
+What is cached for a position depends on the next token. So in a cached prefix, the last position of the last block may come
+from a request that went on with another token. This makes the next drafts a little less likely to be right, and no token
+changes.
 
-All positions are computed at once, because the hidden states are at hand in their own step only. A request that gets no drafts
-costs this one layer, without the head. In every `STEPS_BETWEEN_PROBES`-th step, one draft is drawn for each such request and
-compared with the next token, so drafts come back when they would be right.
+All positions are computed in the step that computes their hidden states, because these are not kept. A request that gets no
+drafts costs this one layer, without the head. In every `STEPS_BETWEEN_PROBES`-th step, one draft is drawn for each such request
+and compared with the next token, so drafts come back when they would be right.
 """
 
 import numpy as np

@@ -1,14 +1,13 @@
 """`OutputStore`: the outputs of earlier and running requests, and where the last tokens of a sequence occur in them.
 
-An output is stored while it is drawn, in segments of 64 tokens. When all segments are in use, the one that was taken first is
-taken again. A cell is the place of one token in a segment. Each cell with a token of an output is in one chain for each length
-in `CONTEXTS`:
+An output is stored while it is drawn, in segments of 64 tokens. When all segments are in use, the oldest one is used again. A
+cell is the place of one token in a segment. Each cell with a token of an output is in one chain for each length in `CONTEXTS`:
 
     hash of the 2, 4 or 8 tokens before the token ─▶ heads: the newest cell ─▶ previous: an older cell ─▶ ... ─▶ 0
 
-Other tokens may have the same hash, and a segment may have been taken again since a cell got into a chain. So the tokens before
-each cell that is found are compared. All arrays together have a fixed size, of which the system gives only the pages that are
-used.
+Other tokens may have the same hash, and a segment may have been used again after its cells got into chains. So the tokens
+before each cell that is found are compared. All arrays together have a fixed size, of which only the pages that are used need
+memory.
 """
 
 from dataclasses import dataclass, field

@@ -3,10 +3,11 @@
 A match is a place in a known text where the tokens before it are the last tokens of the sequence. Matches come from the
 sequence itself (`SequenceIndexes`) and from the outputs of other requests (`OutputStore`). Each match votes for the tokens that
 followed it, and the proposed text is what most of them voted for, token by token. The longest matches vote first. Shorter
-matches join if then more tokens can be expected to be right: with few votes that differ, or near the end of a text.
+matches also vote if more tokens are then expected to be right: if there are few votes and they differ, or near the end of a
+text.
 
 The method is known as suffix decoding (https://arxiv.org/abs/2411.04975). Instead of suffix trees there are chains of places in
-arrays, because their size is fixed and a place is added in constant time.
+arrays, because their size is fixed and adding a place takes constant time.
 """
 
 from collections.abc import Sequence

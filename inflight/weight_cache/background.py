@@ -21,17 +21,17 @@ class BackgroundWork:
     """The thread starts with `start`, and ends when all tasks are done or with `close`."""
 
     def __init__(self) -> None:
-        self._tasks: list[tuple[Task, Callable[[], bool]]] = []  # with what it is told
+        self._tasks: list[tuple[Task, Callable[[], bool]]] = []  # with their `is_stopped`
         self._thread: threading.Thread | None = None
         self._ends_at: float | None = None  # on the clock time.monotonic()
         self._is_closing = threading.Event()
 
     def add(self, task: Task, *, is_for_later_starts: bool) -> None:
-        """Before `start`. A task that is for this engine alone ends at once when the engine ends."""
+        """Call it before `start`. A task that is not for later starts is stopped at once when the engine ends."""
         self._tasks.append((task, self._is_stopped if is_for_later_starts else self._is_closing.is_set))
 
     def start(self, has_served: Callable[[], bool]) -> None:
-        """Runs the tasks as soon as a request was served, or none has come for some seconds. The first call counts."""
+        """Runs the tasks as soon as a request was served, or none has come for some seconds. Later calls do nothing."""
         if self._thread is None and self._tasks:
             self._thread = threading.Thread(
                 target=self._run, args=(has_served,), name="inflight-background", daemon=True
@@ -39,7 +39,7 @@ class BackgroundWork:
             self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """Gives the tasks that are for later starts so much time to end. Then they stop."""
+        """Gives the tasks for later starts so many seconds to end, and then stops them."""
         self._ends_at = time.monotonic() + seconds
         self._is_closing.set()
         if self._thread is not None:
@@ -53,7 +53,7 @@ class BackgroundWork:
             if self._is_closing.wait(_POLL_SECONDS):
                 break
         if not has_served() and self._is_closing.is_set():
-            return  # it has served nobody
+            return  # the engine has served no request
         for task, is_stopped in self._tasks:
             try:
                 task(is_stopped)

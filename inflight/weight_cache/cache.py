@@ -41,7 +41,7 @@ class WeightCache:
 
     Args:
         files: the files that have the weights.
-        later: does work while the engine serves. None: nothing is cached.
+        later: runs work while the engine serves. None: nothing is cached.
     """
 
     def __init__(
@@ -58,10 +58,12 @@ class WeightCache:
         self._name = f"{model_config.folder} (rank {tp.rank} of {tp.size})" if tp.size > 1 else str(model_config.folder)
         self._kernels = context.ops.kernels if isinstance(context.ops, CpuLayerOps) else None
         self._entry: _Entry | None = None
-        # a rank that measures needs the others: if one had forgotten what it measured, it would wait for them
+        # All ranks measure together. If only some of them had kept what they measured, the others would wait for them for ever.
         self._computes_with_others = tp.size > 1 or context.ep is not None
         self._loading = Loading()
-        is_of_transformers = model_config.architecture.implementation == TRANSFORMERS  # its weights have other places
+        is_of_transformers = (
+            model_config.architecture.implementation == TRANSFORMERS
+        )  # its weights are stored elsewhere
         if later is None or self._kernels is None or is_of_transformers or not model_config.weight_cache_bytes:
             return
         of_experts = () if context.ep is None else (context.ep.size, context.ep.rank)
@@ -74,8 +76,8 @@ class WeightCache:
         return self._loading.wrap(context)
 
     def load(self, model: CausalLM, fill: Fill, make_again: Callable[[], CausalLM]) -> CausalLM:
-        """Loads all units: from the packed file if there is one, else with `fill`. Returns the model. That is another one if
-        the packed file turns out to be of no use while the units are loaded."""
+        """Loads all units: from the packed file if there is one, else with `fill`. Returns the model. If the packed file turns
+        out to be unusable while the units are loaded, a new model is returned."""
         try:
             self._loading.load(model, fill)
         except PackedFileError as error:
@@ -89,11 +91,11 @@ class WeightCache:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the loader had to say about these weights when it read the checkpoint."""
+        """The messages of the loader about these weights, from when it read the checkpoint."""
         return self._loading.notes
 
     def keep(self, notes: tuple[str, ...]) -> None:
-        """Has the packed file written while the engine serves, if there is none; if it is mapped, has its pages made huge."""
+        """While the engine serves: has the packed file written if there is none, or its pages made huge if it is mapped."""
         if self._entry is None or self._later is None:
             return
         if isinstance(self._loading, NotedLoading):

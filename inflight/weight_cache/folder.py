@@ -80,7 +80,7 @@ class CacheFolder:
             if not _lock(opened, path):
                 yield None
                 return
-            os.ftruncate(opened, 0)  # what a process that was killed has left
+            os.ftruncate(opened, 0)  # drops what a killed process has left
             try:
                 yield opened
             finally:
@@ -90,7 +90,7 @@ class CacheFolder:
             os.close(opened)
 
     def touch(self, key: str) -> None:
-        """Notes that the entry was used now."""
+        """Records that the entry was used now."""
         with suppress(OSError):
             os.utime(self.file(key, INDEX))
 
@@ -109,8 +109,8 @@ class CacheFolder:
         return sorted(found, key=lambda entry: entry.used_at)
 
     def make_room(self, num_bytes: int, limit_bytes: int) -> None:
-        """Deletes the least recently used entries, until there is room for `num_bytes` more within the limit; and what
-        processes that were killed have left."""
+        """Deletes the least recently used entries, until there is room for `num_bytes` more within the limit. Also deletes
+        files that killed processes have left."""
         with suppress(OSError):
             for path in self.path.glob(f"*{PARTIAL}"):
                 _remove_abandoned(path)
@@ -136,14 +136,14 @@ def _entry(weights: Path) -> list[Entry]:
         num_bytes = weights.stat().st_size
     except OSError:
         return []  # deleted meanwhile
-    used_at = 0.0  # without an index: a process was killed between its two files, or writes the second one now
+    used_at = 0.0  # without an index: a process was killed between its two files, or is writing the second one
     with suppress(OSError):
         used_at = weights.with_suffix(INDEX).stat().st_mtime
     return [Entry(weights.stem, num_bytes, used_at)]
 
 
 def _lock(opened: int, path: Path) -> bool:
-    """Whether this process has the lock now, and the file still has this name: its last owner may have renamed it."""
+    """Whether this process has the lock now and the file still has this name. (Its last owner may have renamed it.)"""
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -101,7 +101,7 @@ def _allocate(library: ctypes.CDLL, size: int) -> int:
     if reserved == _FAILED:
         raise _error("no memory for a copy")
     first: int = -(-reserved // HUGE_PAGE) * HUGE_PAGE
-    # Not later: when the memory between them has moved away, other threads may get its addresses.
+    # This is done now: after the memory in the middle has been moved away, other threads may get its addresses.
     if first > reserved:
         library.munmap(reserved, first - reserved)
     library.munmap(first + size, reserved + HUGE_PAGE - first)

@@ -1,11 +1,11 @@
-"""What a packed file is made from: the identity of the model's files, and the key of an entry.
+"""How a packed file is recognised: the identity of the model's files from which it was made, and the key of its entry.
 
 A packed file must never be used for other weights. Reading a whole model to hash it takes as long as loading it, so its files
-are known by what the file system says. The time of the last change of an inode (`ctime`) cannot be set by a program: it
-changes with every write, even if the size and the modification time are set back. Two changes within one tick of the file
-system's clock have the same time, though. So files that changed a moment ago are not cached (`SETTLED_SECONDS`); git does the
-same with its index. Samples of the contents are compared, too, because some network file systems make up the numbers of inodes
-and their times.
+are known by what the file system says. The time of the last change of an inode (`ctime`) cannot be set by a program: it changes
+with every write, even if the size and the modification time are set back. Two changes within one tick of the file system's
+clock have the same time, though. So files that changed a moment ago are not cached (`SETTLED_SECONDS`); git does the same with
+its index. Samples of the contents are compared, too, because on some network file systems the numbers and times of inodes are
+not real.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _ROOMS = ("config", "kernels", "layers", "model_loader", "models", "weight_cache
 
 @dataclass(frozen=True)
 class FileIdentity:
-    """What the file system says of a file. Times in nanoseconds."""
+    """What the file system says about a file. Times are in nanoseconds."""
 
     num_bytes: int
     inode: int
@@ -44,7 +44,7 @@ def identity_of(status: os.stat_result) -> FileIdentity:
 class ModelFiles:
     """The files with a model's weights, as they were at one moment.
 
-    `are_settled`: none of them changed a moment ago, so that any later change shows.
+    `are_settled`: none of them changed in the last moment, so any later change will be seen.
     """
 
     identities: tuple[tuple[str, FileIdentity], ...]
@@ -80,7 +80,7 @@ def sample_places(num_bytes: int, num_samples: int) -> list[tuple[int, int]]:
 
 
 def key_of(files: ModelFiles, *made_by: object) -> str:
-    """The name of an entry. `made_by`: all else that decides what the packed file contains; their texts are compared."""
+    """The name of an entry. `made_by`: everything else that the contents of the packed file depend on, compared by `repr`."""
     text = repr((__version__, digest_of_rooms(_ROOMS), files.identities, files.sampled, *made_by))
     return hashlib.sha256(text.encode()).hexdigest()[:40]
 

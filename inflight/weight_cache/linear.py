@@ -1,7 +1,7 @@
-"""Linear methods that note what is made of the weights, and that give back what was noted.
+"""Linear methods that record what is made of the weights, and linear methods that return what was recorded.
 
-A unit prepares its weights in a fixed order. So the calls of a unit are a list: `NotedLinear` writes it, and `MappedLinear`
-reads it. The layers of a mapped unit have weights on the meta device, with shapes but without values.
+A unit prepares its weights in a fixed order. So the calls of a unit are a list, which `NotedLinear` writes and `MappedLinear`
+reads. The layers of a mapped unit have weights on the meta device, with shapes but without values.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ class _Wrapper(LinearMethod):
 
 
 class NotedLinear(_Wrapper):
-    """Computes as `method`, and adds to `calls` what each call has made."""
+    """Works as `method`, and adds to `calls` what each call has made."""
 
     def __init__(self, method: LinearMethod, calls: Calls) -> None:
         super().__init__(method)
@@ -61,13 +61,13 @@ class NotedLinear(_Wrapper):
 
 
 class MappedLinear(_Wrapper):
-    """Gives the products of a packed file. Of the weights, only the shapes are read, and compared.
+    """Returns the products of a packed file. Of the given weights only the shapes are used: they must be those of the file.
 
     Args:
         next_call: the products of the next call of the unit that is loaded now.
 
     Raises (in both methods):
-        PackedFileError: the file has another product, or none.
+        PackedFileError: the file has no such product.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class MappedLinear(_Wrapper):
         shape = sum(len(part) for part in weight), weight[0].shape[1]
         products = self._next_call()
         if len(products) != 1:
-            raise PackedFileError("it has another kind of product")
+            raise PackedFileError("it has another number of products than expected")
         return self._product(products[0], shape, GATE_CODES[gate], has_bias=bias is not None)
 
     def prepare_heads(self, weights: Tensor) -> PreparedHeads:
@@ -101,23 +101,23 @@ class MappedLinear(_Wrapper):
     def _product(self, stored: StoredProduct, shape: tuple[int, int], gate: int, *, has_bias: bool) -> PackedLinear:
         dtype = getattr(torch, stored.dtype, None)
         if len(stored.fields) != len(_NUMBERS) or len(stored.table) != 16 or not isinstance(dtype, torch.dtype):
-            raise PackedFileError("it describes a product in another way")
+            raise PackedFileError("it describes a product in an unknown format")
         weight = LinearWeight(**dict(zip(_NUMBERS, stored.fields, strict=True)))
         weight.table = (ctypes.c_int8 * 16)(*stored.table)
         if (weight.out_features, weight.in_features, weight.gate) != (*shape, gate):
             raise PackedFileError(f"it has a product of {weight.out_features} x {weight.in_features}, not {shape}")
         if (stored.bias is not None) != has_bias:
-            raise PackedFileError("it has a product with a bias in place of one without, or the other way round")
+            raise PackedFileError("it has a product with a bias where none is expected, or without an expected bias")
         num_bytes, num_lanes = ctypes.c_int64(), ctypes.c_int64()
         self._kernels.inflight_packed_size(weight, num_bytes, num_lanes)
         packed = self._file.tensor(stored.packed)
         bias = None if stored.bias is None else self._file.tensor(stored.bias)
         if packed.dtype != torch.uint8 or packed.shape != (num_bytes.value,):
-            raise PackedFileError("it has a weight of another size")
+            raise PackedFileError("it has a weight of the wrong size")
         weight.packed = packed.data_ptr()
         if bias is not None:
             if bias.dtype != torch.float32 or bias.shape != (num_lanes.value,):
-                raise PackedFileError("it has a bias of another size")
+                raise PackedFileError("it has a bias of the wrong size")
             weight.bias = bias.data_ptr()
         return PackedLinear(self._kernels, weight, dtype, packed, bias)
 

@@ -1,5 +1,5 @@
-"""How the units of a model get their weights: from the checkpoint (`Loading`), from it with a note of what is made of them, for
-a packed file (`NotedLoading`), or from a packed file (`MappedLoading`).
+"""How the units of a model get their weights: from the checkpoint (`Loading`), from the checkpoint while everything is
+recorded for a packed file (`NotedLoading`), or from a packed file (`MappedLoading`).
 
 A unit that is mapped is neither allocated nor filled: its large weights stay on the meta device until the parameters that it
 keeps are replaced by views of the file. Then `finish_loading` runs as always, and the linear method gives the products of the
@@ -40,7 +40,7 @@ Fill = Callable[[Loadable, str], None]  # gives a unit memory and the weights of
 class Loading:
     """From the checkpoint, without a cache."""
 
-    notes: tuple[str, ...] = ()  # what an earlier start had to say about these weights
+    notes: tuple[str, ...] = ()  # messages of an earlier start about these weights
 
     def wrap(self, context: LayerContext) -> LayerContext:
         """The context with which the model is made."""
@@ -50,7 +50,7 @@ class Loading:
         """Loads all units.
 
         Raises:
-            PackedFileError: the packed file is not one of this model. The model is of no use any more.
+            PackedFileError: the packed file is not one of this model. The model cannot be used any more.
         """
         for prefix, unit in model.load_units():
             fill(unit, prefix)
@@ -58,7 +58,7 @@ class Loading:
 
 
 class NotedLoading(Loading):
-    """Notes the tensors of each unit. They stay in the model's memory."""
+    """Records the tensors of each unit. They stay in the model's memory."""
 
     def __init__(self) -> None:
         self._calls: Calls = []
@@ -125,7 +125,7 @@ class MappedLoading(Loading):
         units = model.load_units()
         stored_units = self.file.index.units
         if [prefix for prefix, _ in units] != [stored.prefix for stored in stored_units]:
-            raise PackedFileError("it has other units than the model")
+            raise PackedFileError("its units are not those of the model")
         for (_, unit), stored in zip(units, stored_units, strict=True):
             self._calls = iter(stored.calls)
             for name, tensor in stored.parameters:
@@ -134,7 +134,7 @@ class MappedLoading(Loading):
             if next(self._calls, None) is not None:
                 raise PackedFileError("it has more products than the model")
             if left := [name for name, weight in unit.named_parameters() if weight.is_meta]:
-                raise PackedFileError(f"it has no weight {left[0]}")
+                raise PackedFileError(f"it lacks the weight {left[0]}")
 
 
 def _with_methods(context: LayerContext, wrap: Callable[[LinearMethod], LinearMethod]) -> LayerContext:
@@ -157,10 +157,10 @@ def _set_parameter(unit: Loadable, name: str, file: PackedFile, stored: StoredTe
     try:
         weight = unit.get_parameter(name)
     except AttributeError:
-        raise PackedFileError(f"it has a weight {name}, which the model has not") from None
+        raise PackedFileError(f"it has a weight {name}, which the model does not have") from None
     tensor = file.tensor(stored)
     if weight.shape != tensor.shape or weight.dtype != tensor.dtype:
-        raise PackedFileError(f"it has a weight {name} of another shape or dtype")
+        raise PackedFileError(f"its weight {name} has the wrong shape or dtype")
     if not weight.is_meta:
         weight.data.copy_(tensor)
         return

@@ -26,11 +26,11 @@ _HUGE_PAGE = 2 << 20
 _AT_ONCE = _HUGE_PAGE  # aligned writes of this size become huge pages in the cache of files
 _NUM_SAMPLES = 256
 _DIGEST_BYTES = 32
-_SPARE_SHARE = 0.05  # of a disk: so much stays free
+_SPARE_SHARE = 0.05  # this part of the disk stays free
 
 
 def has_codec() -> bool:
-    """Whether the package is there that writes and reads the index. An engine in this process can do without it."""
+    """Whether the package that writes and reads the index is installed. An engine without other processes does not need it."""
     return find_spec("msgspec") is not None
 
 
@@ -70,7 +70,7 @@ class StoredUnit:
 
 @dataclass(frozen=True)
 class Index:
-    """`samples`: CRC-32 of the places of `sample_places`. `notes`: what the loader has to say about the weights."""
+    """`samples`: CRC-32 of the places of `sample_places`. `notes`: the messages of the loader about the weights."""
 
     weights: FileIdentity
     samples: tuple[int, ...]
@@ -101,12 +101,12 @@ def write_packed(
     limit_bytes: int,
     is_stopped: Callable[[], bool],
 ) -> bool:
-    """Writes an entry. The files get their names only when they are whole and on the disk. Returns whether they did: another
-    process may be writing the same entry, or `is_stopped`.
+    """Writes an entry. The files get their names only when they are complete and on the disk. Returns whether this was done. It
+    is not done if another process is writing the same entry, or if `is_stopped` returns True.
 
     Raises:
         OSError: the disk is full or read-only, or fails.
-        PackedFileError: the entry is larger than the limit, or than what the disk has left.
+        PackedFileError: the entry is larger than the limit, or than the free space of the disk.
     """
     num_bytes = -(-layout.num_bytes // _HUGE_PAGE) * _HUGE_PAGE
     if num_bytes > limit_bytes:
@@ -210,7 +210,7 @@ def open_packed(folder: CacheFolder, key: str) -> PackedFile | None:
     """Checks an entry and maps it. Returns None if there is none.
 
     Raises:
-        PackedFileError: it is damaged, or not what was written.
+        PackedFileError: it is damaged, or was changed after it was written.
     """
     opened = folder.open(key, INDEX)
     if opened is None:
@@ -219,7 +219,7 @@ def open_packed(folder: CacheFolder, key: str) -> PackedFile | None:
         index = _read_index(file.read())
     opened = folder.open(key, WEIGHTS)
     if opened is None:
-        raise PackedFileError("its weights are missing, or others may have written them")
+        raise PackedFileError("its weights are missing, or other users may have written to them")
     try:
         identity = identity_of(os.fstat(opened))
         if identity != index.weights:
@@ -244,11 +244,11 @@ def _read_index(stored: bytes) -> Index:
     try:
         return msgspec.msgpack.decode(content, type=Index)
     except msgspec.DecodeError as error:
-        raise PackedFileError(f"its index is of another form ({error})") from error
+        raise PackedFileError(f"its index cannot be decoded ({error})") from error
 
 
 def map_file(opened: int, num_bytes: int) -> Tensor:
-    """The file as a tensor, uint8 [num_bytes], at a multiple of the size of a huge page: only so the pages can be huge.
+    """The file as a tensor, uint8 [num_bytes], at a multiple of the size of a huge page, so that its pages can be huge.
 
     Raises:
         OSError: the operating system refuses.

@@ -1,7 +1,7 @@
 """`peak_bytes`: the peak memory of a model's largest step. An engine measures it before it allocates its KV cache. This takes
 longer than mapping the weights, so the next engines with the same packed file and settings read what the first has measured.
 
-    KEY.peaks   JSON: digest of the settings -> bytes. It is of no use without the entry's other files, and goes with them
+    KEY.peaks   JSON: digest of the settings -> bytes. It is removed with the entry's other files
 """
 
 import hashlib
@@ -28,7 +28,7 @@ def peak_bytes(key: str, settings: object, measure: Callable[[], int]) -> int:
 
     Args:
         key: of the packed file that the weights are mapped from; "": they are not mapped, so nothing is read or kept.
-        settings: all that decides how large a step can be. Its `repr` is compared.
+        settings: everything that decides how large a step can be. Its `repr` is compared.
     """
     path = cache_path()
     if not key or path is None:
@@ -49,7 +49,7 @@ def peak_bytes(key: str, settings: object, measure: Callable[[], int]) -> int:
 
 
 def _read(folder: CacheFolder, key: str) -> Mapping[str, int]:
-    """What is no such file counts as an empty one."""
+    """Empty if there is no file, or if it cannot be read."""
     opened = folder.open(key, PEAKS)
     if opened is None:
         return {}
