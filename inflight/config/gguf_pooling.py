@@ -1,4 +1,4 @@
-"""What a GGUF file says of the layers behind its model: the pooling of an embedding model, and the classes of a reranker.
+"""What a GGUF file says about the layers after its model: the pooling of an embedding model, and the classes of a reranker.
 
 llama.cpp's converter writes both for the models of sentence-transformers, decoders among them (Qwen3-Embedding).
 """
@@ -19,7 +19,7 @@ _QWEN3_RERANKER: dict[str, object] = {"classifier_from_token": ["no", "yes"], "i
 
 
 def pooling_fields(file: GgufFile, family: Family, pooling_type: object) -> dict[str, object]:
-    """The fields of config.json of a model that makes vectors or scores; empty if the file does not say that it does.
+    """The fields of config.json of a model that makes vectors or scores; empty if the file says nothing about it.
 
     Args:
         pooling_type: the value of the family's key `POOLING_TYPE`; None if the file has none.

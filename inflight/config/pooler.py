@@ -140,7 +140,7 @@ class PoolerSpec:
         task: EMBED or CLASSIFY.
         pooling_type: one of POOLING_TYPES, but not STEP.
         head: layers behind the pooling, or with `is_head_before` before it, so that they are computed for each token.
-        activation: what the result goes through at last, unless a request says that it does not want it: NORMALIZE of an
+        activation: the function that is applied last, unless a request switches it off (use_activation): NORMALIZE of an
             embedding, SOFTMAX or SIGMOID of the scores of a classifier, or IDENTITY.
         labels: the names of the classes, in the order of the scores; empty for an embedding.
         prompts: names and texts that are put before a text.

@@ -1,8 +1,8 @@
 """`prompted_reranker`: a text model reads a query and a document in a template, and the logits of tokens such as "yes" and "no"
 say whether they fit. Such a model is a classifier whose layer is made of rows of the head.
 
-What says that a model is one, in this order: `classifier_from_token` in config.json or --hf-overrides (vLLM's fields), the
-module LogitScore of sentence-transformers, the name of a Qwen3-Reranker.
+A model is recognised as one by these, in this order: `classifier_from_token` in config.json or --hf-overrides (vLLM's fields),
+the module LogitScore of sentence-transformers, the name of a Qwen3-Reranker.
 """
 
 import re
@@ -46,7 +46,7 @@ def is_qwen3_reranker(model: str, base: str) -> bool:
 def prompted_reranker(
     fields: JsonFields, architecture: ModelArchitecture, module: LogitScore | None, token_id: TokenId, *, is_qwen3: bool
 ) -> PoolerSpec | None:
-    """The pooler of a prompted reranker; None if the model is none.
+    """The pooler of a prompted reranker; None if the model is not one.
 
     Args:
         fields: config.json with --hf-overrides.

@@ -137,14 +137,14 @@ def _spec(args: EngineArgs, architecture: ModelArchitecture, fields: JsonFields,
         return reward_model(end, architecture.hidden_size)
     if end not in (FOR_SEQUENCES, FOR_TOKENS):
         raise ConfigError(
-            f"convert='classify': config.json says that the model is a {_names(fields)}, which has no layer for classes; give "
-            f"a model whose name ends with {FOR_SEQUENCES} or {FOR_TOKENS}, or name the tokens whose logits are the scores: "
+            f"convert='classify': config.json says that the model is a {_names(fields)}, which has no classification layer; "
+            f"give a model whose name ends with {FOR_SEQUENCES} or {FOR_TOKENS}, or the tokens whose logits are the scores: "
             'hf_overrides={"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}'
         )
     name = next(name for name in fields.name_or_names("architectures") if name.endswith(end))
     family = family_of(name)
     if not is_causal(architecture) and family is None:
-        raise UnsupportedModelError(f"{name}: the layers for classes of this family are not known here")
+        raise UnsupportedModelError(f"{name}: the classification layers of this family are not supported")
     return classifier(fields, None if family is None else family.class_head, end, architecture.hidden_size)
 
 
@@ -211,7 +211,7 @@ def labels_of(fields: JsonFields) -> tuple[str, ...]:
         raise fields.refusal(f"num_labels={count} is more than {MAX_LABELS}, the most classes that are supported")
     labels = [named.get(str(index), f"LABEL_{index}") for index in range(count)]
     if wrong := [label for label in labels if not isinstance(label, str)]:
-        raise fields.refusal(f"id2label has {wrong[0]!r}, which is no name of a class")
+        raise fields.refusal(f"id2label has {wrong[0]!r}, which is not the name of a class")
     return tuple(map(str, labels))
 
 

@@ -1,4 +1,4 @@
-"""`read_modules`: the modules of a folder of sentence-transformers as a `PoolerSpec`. A module that is not known is refused.
+"""`read_modules`: the modules of a folder of sentence-transformers as a `PoolerSpec`. An unknown module is refused.
 `read_logit_score`: those of a reranker that scores with the logits of tokens."""
 
 import json
@@ -147,7 +147,7 @@ def _check_order(folder: Path, kinds: Sequence[str]) -> None:
 
 
 def lowers_case(folder: Path) -> bool:
-    """Whether sentence-transformers makes the letters of texts small before it tokenises them.
+    """Whether sentence-transformers converts texts to lower case before it tokenises them.
 
     Raises:
         UnsupportedModelError: its settings cannot be read.
@@ -176,7 +176,7 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
         name, path = fields.text("type", ""), fields.text("path", "")
         if not name.startswith(_LIBRARY):
             raise fields.refusal(
-                f"type={name!r} is no module of sentence-transformers, but code of somebody else, which is not run here"
+                f"type={name!r} is not a module of sentence-transformers but other code, which is not run here"
             )
         kind = name.rpartition(".")[2]
         if path.startswith(("/", "\\")) or ".." in Path(path).parts:
@@ -253,7 +253,7 @@ def _with_prompts(spec: PoolerSpec, folder: Path) -> PoolerSpec:
     prompts = []
     for name, text in fields.mapping("prompts").values.items():
         if not isinstance(text, str):
-            raise fields.refusal(f"the prompt {name!r} is {text!r}, which is no text")
+            raise fields.refusal(f"the prompt {name!r} is {text!r}, which is not a text")
         prompts.append((name, text))
     default = fields.text("default_prompt_name", "")
     if default and default not in dict(prompts):

@@ -70,7 +70,7 @@ def with_prompts(
     pooler: PoolerSpec, queries: Sequence[_Text], documents: Sequence[_Text]
 ) -> tuple[list[_Text | str], list[_Text | str]]:
     """The texts of a comparison of vectors, with the model's prompts "query" and "document" before them, or with its default
-    prompt. What is no text, such as a list of token ids, stays as it is."""
+    prompt. Inputs that are not texts, such as lists of token ids, stay as they are."""
     prompts = dict(pooler.prompts)
     usual = prompts.get(pooler.default_prompt, "")
 

@@ -125,8 +125,8 @@ class PoolingMethods(ABC):
         use_tqdm: bool = True,
         instruction: str | None = None,
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
-        """Return how well each text of `data_1`, a query, and the text of `data_2` at its place, a document, fit. One query is
-        compared with all documents.
+        """Return a score for each pair: how well a text of `data_2`, a document, fits the text of `data_1` at its place, a
+        query. One query is compared with all documents.
 
         A classifier with one class reads both texts together (a cross-encoder, or reranker), in its template if it has one. A
         model of embeddings compares vectors by their cosine, one with a vector for each token by MaxSim (ColBERT), with the

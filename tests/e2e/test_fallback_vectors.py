@@ -118,11 +118,13 @@ def test_classes_of_a_decoder(tmp_path: Path) -> None:
     [
         (MegatronBertConfig(**SIZES), "attention is code of its own"),
         (MobileBertConfig(**SIZES), "neither causal"),
-        (BertGenerationConfig(**SIZES, num_labels=3), "layers for classes"),
+        (BertGenerationConfig(**SIZES, num_labels=3), "classification layers"),
     ],
 )
 def test_what_would_differ_is_refused(config: PreTrainedConfig, words: str, tmp_path: Path) -> None:
     save(AutoModel, config, tmp_path)
-    overrides = {"architectures": ["BertGenerationForSequenceClassification"]} if words.startswith("layers") else {}
+    overrides = (
+        {"architectures": ["BertGenerationForSequenceClassification"]} if words.startswith("classification") else {}
+    )
     with pytest.raises(ConfigError, match=words):
         engine(tmp_path, hf_overrides=overrides)

@@ -85,7 +85,7 @@ def running(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which models servers serve. OPENAI_API_KEY in the environment is their key."""
+    """List the models that running servers serve. OPENAI_API_KEY in the environment is their key."""
     key = os.environ.get(API_KEY_VARIABLE)
     found = [served for each in url or [LOCAL_SERVER] for served in served_models(each.rstrip("/"), key)]
     if as_json:

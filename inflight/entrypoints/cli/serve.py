@@ -53,7 +53,7 @@ def serve(
     engine: Annotated[dict[str, Any], Options(EngineArgs)],
     server: Annotated[dict[str, Any], Options(ServerSettings)],
 ) -> None:
-    """Serve a model over HTTP, with OpenAI's API."""
+    """Serve a model over HTTP, with the APIs of OpenAI, Anthropic and Ollama."""
     set_log_level("DEBUG" if verbose else envs.log_level("INFO"), server["log_format"])
     problems = problems_of(context)
     given = {**server, **engine}

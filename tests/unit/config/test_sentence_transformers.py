@@ -127,7 +127,9 @@ def test_what_changes_texts_or_is_code_of_others_is_refused(tmp_path: Path) -> N
     with pytest.raises(UnsupportedModelError, match="the prompt 'document' is None"):
         read_modules(tmp_path, 8)
     write(tmp_path, POOLING, MEAN_TOKENS, "custom_st.")
-    with pytest.raises(UnsupportedModelError, match=r"'custom_st\.Transformer' is no module of sentence-transformers"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"'custom_st\.Transformer' is not a module of sentence-transformers"
+    ):
         read_modules(tmp_path, 8)
 
 
