@@ -5,14 +5,18 @@ its model (`MemoryBudget`), because then it knows the exact size. So the sizes h
 refused.
 """
 
+from __future__ import annotations
+
 import json
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
-from inflight.config.architecture import INFLIGHT, ModelArchitecture
+from inflight.config.architecture import DTYPE_BYTES, INFLIGHT, ModelArchitecture
 from inflight.config.experts import MANY_TOKENS
 from inflight.config.free_memory import available_bytes, is_limited
 from inflight.config.gguf_file import GgufTensor, read_part
@@ -23,27 +27,78 @@ from inflight.config.weight_format import becomes_floats, is_fp8
 from inflight.errors import CheckpointError, OutOfMemoryError
 
 _INT4_BYTES = 0.5  # bytes of a weight, without scales
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Bytes of a weight of a linear layer, and of the head, in the formats that an error offers. int4 has a scale and an offset for
+# each group of 64.
+_OFFERED = {"int8": (1.0, 1.0), "int4": (0.5 + 4 / 64, 1.0)}
 _FP8_SCALES = ("_scale", "_scale_inv")  # ends of the names of tensors that are only read, not kept
 _KEEPS_FLOATS = re.compile(r"\.embed_tokens\.|\.mlp\.(gate|shared_expert_gate)\.")  # the embedding and routers
 _OF_DECODER = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
+
+
+class Beside(NamedTuple):
+    """What an error about weights that do not fit says, beside their bytes.
+
+    Attributes:
+        expert_bytes: those of the weights that are experts.
+        smaller: quantization -> the bytes of the weights with it.
+    """
+
+    expert_bytes: int = 0
+    smaller: Mapping[str, int] = MappingProxyType({})
+
+    def times(self, factor: float) -> Beside:
+        """Of so many replicas or ranks."""
+        smaller = {name: int(size * factor) for name, size in self.smaller.items()}
+        return Beside(int(self.expert_bytes * factor), smaller)
+
+    def plus(self, other: Beside) -> Beside:
+        """Of two models. Formats that only one of them can have are left out."""
+        names = [name for name in self.smaller if name in other.smaller]
+        smaller = {name: self.smaller[name] + other.smaller[name] for name in names}
+        return Beside(self.expert_bytes + other.expert_bytes, smaller)
+
+
+class Request(NamedTuple):
+    """The longest request of a model, for which a KV cache needs room. The dtypes are names."""
+
+    architecture: ModelArchitecture
+    num_tokens: int
+    dtype: str
+    kv_cache_dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        """What the KV caches of all ranks need for it, without what is left over in its last block. Layers with a
+        window keep its tokens only; recurrent layers keep one state."""
+        itemsize = DTYPE_BYTES.get(self.kv_cache_dtype, 1)
+        scale_bytes = 4 if self.kv_cache_dtype == "int8" else 0
+        recurrences = self.architecture.recurrences
+        total = sum(each.state_bytes(DTYPE_BYTES.get(self.dtype, 2), 1) for each in recurrences)
+        for attention in self.architecture.caching:
+            num_kept = min(self.num_tokens, attention.window or self.num_tokens)
+            total += num_kept * attention.token_bytes(itemsize, scale_bytes, 1)
+        return total
 
 
 class Room(NamedTuple):
     """What the weights of a model need, and how many ranks share them."""
 
     num_bytes: int  # the fewest bytes of one replica's weights
-    int4_bytes: int | None  # the same with quantization="int4"; None if they are quantized already
+    beside: Beside = Beside()  # of one replica
     num_ranks: int = 1  # the ranks that share these weights
     num_replicas: int = 1  # the replicas on this machine
     kv_cache_bytes: int = 0  # the KV cache of a rank, if the user has set its size
     host_pool_bytes: int = 0  # the host memory of a replica for more KV blocks
-    expert_bytes: int = 0  # those of `num_bytes` that are experts
+
+    @property
+    def int4_bytes(self) -> int | None:
+        """The same as `num_bytes` with quantization="int4"; None if they are quantized already."""
+        return self.beside.smaller.get("int4")
 
 
-def check_room(room: Room, machine: Machine) -> None:
+def check_room(room: Room, machine: Machine, request: Request | None = None) -> None:
     """Check that weights, KV caches and host pools of all ranks and replicas fit into the free memory of the host. On GPUs
-    only the weights are checked, against all of a GPU's memory.
+    only the weights are checked, against all of a GPU's memory. `request`: what an error says of the KV cache.
 
     Raises:
         OutOfMemoryError: they do not fit.
@@ -52,11 +107,8 @@ def check_room(room: Room, machine: Machine) -> None:
         needed = room.num_replicas * room.num_bytes
         free = available_bytes()
         if needed > free:
-            int4 = None if room.int4_bytes is None else room.num_replicas * room.int4_bytes
-            experts = room.num_replicas * room.expert_bytes
-            raise OutOfMemoryError(
-                weights_do_not_fit(needed, int4, free, num_replicas=room.num_replicas, expert_bytes=experts)
-            )
+            beside = room.beside.times(room.num_replicas)
+            raise OutOfMemoryError(weights_do_not_fit(needed, free, beside, request, num_replicas=room.num_replicas))
         caches = room.num_replicas * (room.num_ranks * room.kv_cache_bytes + room.host_pool_bytes)
         if needed + caches > free:
             raise OutOfMemoryError(
@@ -74,24 +126,37 @@ def check_room(room: Room, machine: Machine) -> None:
 
 
 def weights_do_not_fit(
-    num_bytes: int, int4_bytes: int | None, free_bytes: int, *, num_replicas: int = 1, expert_bytes: int = 0
+    num_bytes: int, free_bytes: int, beside: Beside, request: Request | None = None, *, num_replicas: int = 1
 ) -> str:
     """Returns the text of an error: weights of `num_bytes`, all replicas together, do not fit into the free host memory.
-    `expert_bytes`: those of them that are experts."""
-    ways = []
-    if int4_bytes is not None and int4_bytes < 0.9 * num_bytes:
-        fits = "" if int4_bytes <= free_bytes else ", which does not fit either"
-        ways.append(f"set quantization='int4' (--quantization int4), which needs about {gibibytes(int4_bytes)}{fits}")
+    `beside`: of all replicas, too."""
+    replicas = f" of {num_replicas} replicas" if num_replicas > 1 else ""
+    experts = beside.expert_bytes
+    rest = num_bytes - experts
+    of_experts = f" ({gibibytes(experts)} of experts and {gibibytes(rest)} of the rest)" if experts else ""
+    needed = f"the weights{replicas} need {gibibytes(num_bytes)} of memory{of_experts}"
+    kv_bytes = 0 if request is None else num_replicas * request.num_bytes
+    if request is not None and kv_bytes:
+        longest = f"one request of max_model_len={request.num_tokens}"
+        needed += f", and the KV cache {gibibytes(kv_bytes)} for {longest}{' in each' if num_replicas > 1 else ''}"
+    smaller = {name: size for name, size in beside.smaller.items() if size < 0.9 * num_bytes}
+    ways = [_way(name, size, free_bytes, kv_bytes) for name, size in smaller.items()]
     if num_replicas > 1:
         ways.append("lower data_parallel_size")
     ways.append("raise the memory limit of the container" if is_limited() else "end other programs")
-    replicas = f" of {num_replicas} replicas" if num_replicas > 1 else ""
-    rest = num_bytes - expert_bytes
-    of_experts = f" ({gibibytes(expert_bytes)} of experts and {gibibytes(rest)} of the rest)" if expert_bytes else ""
-    return (
-        f"the weights{replicas} need {gibibytes(num_bytes)} of memory{of_experts}, but only {gibibytes(free_bytes)} is free; "
-        f"{', '.join(ways)}, or use a smaller model"
-    )
+    return f"{needed}, but only {gibibytes(free_bytes)} is free; {', '.join(ways)}, or use a smaller model"
+
+
+def _way(quantization: str, num_bytes: int, free_bytes: int, kv_bytes: int) -> str:
+    """What a smaller format changes."""
+    if num_bytes > free_bytes:
+        verdict = "does not fit either"
+    elif num_bytes + kv_bytes > free_bytes:
+        verdict = "fits with a smaller max_model_len"
+    else:
+        verdict = "fits"
+    way = f"set quantization={quantization!r} (--quantization {quantization})"
+    return f"{way}, which needs about {gibibytes(num_bytes)} and {verdict}"
 
 
 def find_room(
@@ -108,9 +173,9 @@ def find_room(
         files = [read_gguf(source), *([] if mmproj is None else [read_part(mmproj)])]
         sizes = [(name, _gguf_bytes(each, quantization)) for file in files for name, each in file.tensors.items()]
         of_experts = sum(size for name, size in sizes if "_exps." in name)
-        return Room(int(sum(size for _, size in sizes)), None, expert_bytes=int(of_experts))
-    stored = _DTYPE_BYTES.get(architecture.dtype, 2)
-    element = stored if dtype == "auto" else _DTYPE_BYTES.get(dtype, 2)
+        return Room(int(sum(size for _, size in sizes)), Beside(int(of_experts)))
+    stored = DTYPE_BYTES.get(architecture.dtype, 2)
+    element = stored if dtype == "auto" else DTYPE_BYTES.get(dtype, 2)
     tensors = _tensors_of_model(source, architecture)
     if not tensors:
         if (total := _total_of_index(source)) is None:
@@ -126,14 +191,11 @@ def find_room(
         stored_bytes, of_experts = (
             int(0.9 * sum(tensor.stop - tensor.start for tensor in each.values())) for each in (tensors, experts)
         )
-        return Room(stored_bytes, None, expert_bytes=of_experts)
-    int4 = _num_bytes(tensors, element, _INT4_BYTES)
+        return Room(stored_bytes, Beside(of_experts))
     layer = {None: element, "int4": _INT4_BYTES}.get(quantization, 1)
-    return Room(
-        _num_bytes(tensors, element, layer),
-        None if quantization == "int4" else int4,
-        expert_bytes=_num_bytes(experts, element, layer),
-    )
+    formats = smaller_formats(quantization)
+    smaller = {name: _num_bytes(tensors, element, *_OFFERED[name]) for name in formats}
+    return Room(_num_bytes(tensors, element, layer), Beside(_num_bytes(experts, element, layer), smaller))
 
 
 def _gguf_bytes(tensor: GgufTensor, quantization: str | None) -> float:
@@ -144,13 +206,19 @@ def _gguf_bytes(tensor: GgufTensor, quantization: str | None) -> float:
     return prod(tensor.shape) * bits / 8
 
 
-def _num_bytes(tensors: dict[str, StoredBytes], element: int, layer: float) -> int:
+def smaller_formats(quantization: str | None) -> tuple[str, ...]:
+    """The quantizations with which weights in floats need less memory than with this one."""
+    return {None: ("int8", "int4"), "int4": ()}.get(quantization, ("int4",))
+
+
+def _num_bytes(tensors: dict[str, StoredBytes], element: int, layer: float, head: float | None = None) -> int:
     """`element`: bytes of a weight of the embedding, the norms and the routers. `layer`: bytes of a weight of a linear
-    layer."""
+    layer. `head`: those of the head, if they are others."""
     total = 0.0
     for name, tensor in tensors.items():
         is_linear = len(tensor.shape) > 1 and not _KEEPS_FLOATS.search(name)
-        total += prod(tensor.shape) * (layer if is_linear else element)
+        of_linear = layer if head is None or not name.startswith("lm_head.") else head
+        total += prod(tensor.shape) * (of_linear if is_linear else element)
     return int(total)
 
 

@@ -1,12 +1,14 @@
 """`weight_bytes`: how many bytes the weights of a model need. Computed before a weight is read."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from inflight.config.engine import ModelConfig, QuantizationConfig
 from inflight.config.weight_format import becomes_floats
+from inflight.config.weight_room import Beside, smaller_formats
 from inflight.layers.linear import Linear
+from inflight.layers.moe import FusedMoE
 from inflight.layers.vocab import LogitsHead
 from inflight.models.causal_lm import CausalLM
 
@@ -22,24 +24,29 @@ class WeightSizes:
     Attributes:
         rank: those of one rank.
         whole: those of all pipeline stages, but only the part of one tensor-parallel rank.
-        int4: the same as `whole` with quantization="int4"; None if the weights are quantized already.
+        beside: which of `whole` are experts, and how many bytes the weights would have in other formats.
     """
 
     rank: int
     whole: int
-    int4: int | None = None
+    beside: Beside = field(default_factory=Beside)
 
 
 def weight_sizes(
     model: CausalLM, whole: CausalLM, config: ModelConfig, stored_bits: float | None = None
 ) -> WeightSizes:
     """`model`: one stage; `whole`: all stages. `stored_bits`: `WeightSource.bits_in_memory`."""
-    is_quantized = config.quantization.layers == "int4" or not _becomes_floats(config)
-    in_int4 = replace(config, quantization=QuantizationConfig(layers="int4", head="int8"))
+    forms = {
+        name: replace(config, quantization=QuantizationConfig(layers=name, head="int8"))
+        for name in smaller_formats(config.quantization.layers)
+        if _becomes_floats(config)
+    }
+    groups = [module.groups for module in whole.modules() if isinstance(module, FusedMoE)]
+    experts = sum(weight_bytes(group, config, stored_bits) for group in groups)
     return WeightSizes(
         rank=weight_bytes(model, config, stored_bits),
         whole=weight_bytes(whole, config, stored_bits),
-        int4=None if is_quantized else weight_bytes(whole, in_int4),
+        beside=Beside(experts, {name: weight_bytes(whole, form) for name, form in forms.items()}),
     )
 
 
@@ -48,7 +55,7 @@ def _becomes_floats(config: ModelConfig) -> bool:
     return floats and config.load_format != "gguf"
 
 
-def weight_bytes(model: CausalLM, config: ModelConfig, stored_bits: float | None = None) -> int:
+def weight_bytes(model: nn.Module, config: ModelConfig, stored_bits: float | None = None) -> int:
     """The bytes of the weights of `model` (one rank's part), which has been made, but not loaded.
 
     Linear weights of a quantized checkpoint count as 4 bits each, the smallest size that is supported. So a model that fits is

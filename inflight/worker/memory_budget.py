@@ -17,8 +17,8 @@ import torch
 from inflight.config.engine import EngineConfig
 from inflight.config.free_memory import available_bytes
 from inflight.config.ranks import Place
+from inflight.config.weight_room import Beside, Request, weights_do_not_fit
 from inflight.config.weight_room import gibibytes as _gib
-from inflight.config.weight_room import weights_do_not_fit
 from inflight.device import host_memory
 from inflight.device.accelerator import Accelerator
 from inflight.device.base import Device
@@ -54,7 +54,9 @@ class MemoryBudget:
         host_pool = config.cache.transfer.cpu_bytes if config.cache.transfer is not None else 0
         self._host_pool_bytes = int(host_pool * self._local_share)
         self._weights = WeightSizes(rank=0, whole=0)
-        models = (config.model, config.draft_model, config.speculative, config.cache.block_size, config.cache.dtype)
+        model = config.model
+        self._request = Request(model.architecture, model.max_model_len, model.dtype, config.cache.dtype)
+        models = (model, config.draft_model, config.speculative, config.cache.block_size, config.cache.dtype)
         self._step_settings = (torch.__version__, *models, config.scheduler, config.device.num_threads)
 
     def check_before_loading(self, weights: WeightSizes) -> None:
@@ -72,7 +74,7 @@ class MemoryBudget:
             self._check_weights_on_host()
         else:  # the sizes are those of an earlier start, but another program may have taken the memory meanwhile
             if weights.rank > self._free_bytes:
-                raise OutOfMemoryError(weights_do_not_fit(weights.rank, None, self._free_bytes))
+                raise OutOfMemoryError(weights_do_not_fit(weights.rank, self._free_bytes, Beside()))
             return
         self._check_host_pool(self._all_weights(weights.whole) if self._is_cpu else 0)
         if self._cache.memory_bytes is not None:
@@ -86,8 +88,8 @@ class MemoryBudget:
     def check_beside(self, weights: WeightSizes) -> None:
         """As `check_before_loading`, for a second model beside the first one."""
         first = self._weights
-        int4 = None if first.int4 is None or weights.int4 is None else first.int4 + weights.int4
-        self.check_before_loading(WeightSizes(first.rank + weights.rank, first.whole + weights.whole, int4))
+        beside = first.beside.plus(weights.beside)
+        self.check_before_loading(WeightSizes(first.rank + weights.rank, first.whole + weights.whole, beside))
 
     def _all_weights(self, whole: int) -> int:
         """The bytes of the weights of all ranks of all replicas on this machine. `whole`: as in `WeightSizes`."""
@@ -117,9 +119,10 @@ class MemoryBudget:
     def _check_weights_on_host(self) -> None:
         needed = self._all_weights(self._weights.whole)
         if needed > self._free_host_bytes:
-            int4 = None if self._weights.int4 is None else self._all_weights(self._weights.int4)
             num_replicas = self._num_local_ranks // self._num_engine_ranks
-            raise OutOfMemoryError(weights_do_not_fit(needed, int4, self._free_host_bytes, num_replicas=num_replicas))
+            beside = self._weights.beside.times(self._tensor_parallel_size * self._local_share)
+            free = self._free_host_bytes
+            raise OutOfMemoryError(weights_do_not_fit(needed, free, beside, self._request, num_replicas=num_replicas))
 
     def _check_host_pool(self, weight_bytes: int) -> None:
         """`weight_bytes`: the weights of all ranks of this machine, if they are in the host's memory."""

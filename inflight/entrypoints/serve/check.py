@@ -15,7 +15,7 @@ from inflight.config.overrides import merge_overrides
 from inflight.config.resolve import find_conflicts
 from inflight.config.safetensors_file import check_files_exist, check_headers
 from inflight.config.unknown_family import describe_model
-from inflight.config.weight_room import check_room, find_room
+from inflight.config.weight_room import Request, check_room, find_room
 from inflight.damaged_files import named_errors
 from inflight.engine.start.generation_defaults import default_sampling_params, eos_token_ids
 from inflight.entrypoints.serve.listener import Listener
@@ -84,7 +84,14 @@ def _check_room(
             transfer = resolve_kv_transfer(args)
             host_pool_bytes = 0 if transfer is None else transfer.cpu_bytes
         room = room._replace(num_ranks=num_ranks, num_replicas=len(args.replicas), host_pool_bytes=host_pool_bytes)
-        check_room(room._replace(kv_cache_bytes=args.kv_cache_memory_bytes or 0), machine)
+        dtype = architecture.dtype if args.dtype == "auto" else args.dtype
+        request = Request(
+            architecture,
+            args.max_model_len or architecture.default_max_model_len,
+            dtype,
+            dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype,
+        )
+        check_room(room._replace(kv_cache_bytes=args.kv_cache_memory_bytes or 0), machine, request)
 
 
 def _check_generation_config(args: EngineArgs, source: Path) -> None:

@@ -115,5 +115,5 @@ def test_a_type_that_is_read_needs_more_memory_in_the_sum(tmp_path: Path) -> Non
         file = write_gguf(
             tmp_path / f"{name}.gguf", {}, {"a": quantized(name, (64, 64), random), "b": floats(torch.ones(64))}
         )
-        assert find_room(file, none, "auto", None) == Room(64 * 64 * bits // 8 + 64 * 2, None)
-        assert find_room(file, none, "auto", "int4") == Room(64 * 64 * bits // 8 + 64 // 2, None)
+        assert find_room(file, none, "auto", None) == Room(64 * 64 * bits // 8 + 64 * 2)
+        assert find_room(file, none, "auto", "int4") == Room(64 * 64 * bits // 8 + 64 // 2)

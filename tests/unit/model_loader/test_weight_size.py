@@ -82,8 +82,8 @@ def test_it_is_what_the_loaded_model_holds(
                 assert sizes[0].whole == sizes[0].rank
             else:
                 assert sizes[0].whole > sizes[0].rank
-            int4 = sizes[0].int4
-            assert int4 is not None and int4 < sizes[0].whole
+            smaller = sizes[0].beside.smaller
+            assert smaller["int4"] < smaller["int8"] < sizes[0].whole
 
 
 def made(config: ModelConfig) -> CausalLM:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from inflight.config.weight_room import Beside
 from inflight.device import host_memory
 from inflight.errors import OutOfMemoryError
 from inflight.model_loader.weight_size import WeightSizes
@@ -167,7 +168,7 @@ def test_a_rank_that_starts_late_reckons_with_the_memory_before_the_start(own_by
 
 
 def weights(num_bytes: int, int4: int | None = None) -> WeightSizes:
-    return WeightSizes(rank=num_bytes, whole=num_bytes, int4=int4)
+    return WeightSizes(rank=num_bytes, whole=num_bytes, beside=Beside(0, {} if int4 is None else {"int4": int4}))
 
 
 def budget(free_bytes: int, budget_bytes: int = 1000, num_ranks: int = 1, **cache: Any) -> MemoryBudget:
