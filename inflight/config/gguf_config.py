@@ -12,6 +12,7 @@ import numpy as np
 
 from inflight.config.families import ENCODERS, FAMILIES, VISION_FAMILIES
 from inflight.config.families.family import ROPE_FREQUENCIES, TENSORS, Family
+from inflight.config.gguf_experts import check_experts
 from inflight.config.gguf_file import GgufFile, GgufStrings, read_part
 from inflight.config.gguf_mmproj import with_mmproj
 from inflight.config.gguf_parts import read_gguf
@@ -122,6 +123,7 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
     if ROPE_FREQUENCIES in keys and ROPE_FACTORS in file.tensors:
         given[ROPE_FREQUENCIES] = _factors(file, ROPE_FREQUENCIES, keys)
     unread = {key: value for key, value in given.items() if key not in keys}
+    check_experts(file, prefix, given)
     _refuse_unserved_fields(file, prefix, unread, given.get("context_length"))
     config = {name: given[key] for key, name in _FIELDS.items() if key in given}
     config |= {
@@ -206,7 +208,9 @@ def _refuse_unserved_fields(file: GgufFile, prefix: str, unread: Mapping[str, ob
         if key == "attention.sliding_window":  # a window as long as the context has no effect
             neutral = isinstance(value, int) and isinstance(context, int) and (value == 0 or value >= context)
         elif key in _NEUTRAL_VALUES:
-            neutral = value in _NEUTRAL_VALUES[key]
+            neutral = any(
+                value == each and isinstance(value, bool) == isinstance(each, bool) for each in _NEUTRAL_VALUES[key]
+            )
         if not neutral:
             raise file.refusal(f"{prefix}{key}={value!r} is not supported; it could change the result")
 

@@ -65,6 +65,7 @@ def parse_weight_format(config: JsonFields) -> str:
         return _gptq(fields)
     if method == "awq":
         _check(fields, "bits", (4,))
+        _check_group_size(fields)
         name = "version" if fields.has("version") else "format"
         _check(fields, name, ("gemm",), default="gemm")
         return AWQ
@@ -125,6 +126,7 @@ def _block(fields: JsonFields, name: str) -> tuple[int, int]:
 
 def _gptq(fields: JsonFields) -> str:
     _check(fields, "bits", _BITS)
+    _check_group_size(fields)
     if fields.boolean("is_marlin_format", False):
         raise fields.refusal(f"is_marlin_format=True is not supported; {_READ}")
     name = "checkpoint_format" if fields.has("checkpoint_format") else "format"
@@ -174,6 +176,17 @@ def _check_scheme(
     _check(fields, "num_bits", bits)
     _check(fields, "strategy", strategies)
     _check(fields, "dynamic", (dynamic,), default=False)
+    _check_group_size(fields)
+
+
+def _check_group_size(fields: JsonFields) -> None:
+    """The loader takes the size of groups from the tensors, because modules may have others. So only what is no size at all is
+    refused."""
+    value = fields.values.get("group_size")
+    if value is not None and (type(value) is not int or value < -1 or value == 0):
+        raise fields.refusal(
+            f"group_size={value!r} is not supported; it should be a positive integer, or -1 for one group in a row"
+        )
 
 
 def _check(fields: JsonFields, name: str, allowed: tuple[Value, ...], *, default: Value | None = None) -> Value:

@@ -14,6 +14,7 @@ _FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 _OLD_BUFFER = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 # Names of tensors that quantized checkpoints have beside, or instead of, a weight.
 _OF_QUANTIZED = re.compile(r"\.(qweight|weight_packed|weight_scale|weight_scale_inv|weight\.absmax)$")
+_EXPERT = re.compile(r"\.experts\.([0-9]+)\.")
 _MAX_NAMES_SHOWN = 8
 
 
@@ -35,12 +36,13 @@ def check_weights(source: WeightSource, model: CausalLM) -> list[str]:
     extra = [name for name in extra if name not in source.unlisted]
     if missing:
         hint = hint_at_tower(missing, model.tower) or _hint_at_others(source, extra) or _hint_at_quantization(source)
+        hint += _number_of_experts(missing, source, slots)
         raise CheckpointError(f"the checkpoint lacks {list_names(_missing_in_files(source, missing))}{hint}")
     if extra:
         raise CheckpointError(
             f"the checkpoint has weights that {_config_of(source.tensors[extra[0]])} does not account for: "
             f"{list_names(_extra_in_files(source, extra, slots))} (in {source.tensors[extra[0]].file}); leaving them out would "
-            f"change the result{_hint_at_quantization(source)}"
+            f"change the result{_hint_at_quantization(source)}{_number_of_experts(extra, source, slots)}"
         )
     for name, slot in slots.items():
         stored = source.tensors[name]
@@ -58,6 +60,16 @@ def check_weights(source: WeightSource, model: CausalLM) -> list[str]:
 def _config_of(stored: StoredTensor) -> str:
     """What says which shapes the model has."""
     return "its metadata" if stored.file.suffix == ".gguf" else "config.json"
+
+
+def _number_of_experts(names: list[str], source: WeightSource, slots: Collection[str]) -> str:
+    """What the configuration says, if tensors of the last experts are missing, or of experts behind the last one too many."""
+    indices = {int(found[1]) for found in map(_EXPERT.search, names) if found is not None}
+    if not indices or 0 in indices:
+        return ""
+    needed = {int(found[1]) for found in map(_EXPERT.search, slots) if found is not None}
+    config = _config_of(next(iter(source.tensors.values())))
+    return f"; {config} says that a layer has {max(needed) + 1} experts" if needed else ""
 
 
 def _missing_in_files(source: WeightSource, missing: list[str]) -> list[str]:

@@ -8,7 +8,6 @@ from inflight.config.engine import ModelConfig, QuantizationConfig
 from inflight.config.weight_format import becomes_floats
 from inflight.config.weight_room import Beside, smaller_formats
 from inflight.layers.linear import Linear
-from inflight.layers.moe import FusedMoE
 from inflight.layers.vocab import LogitsHead
 from inflight.models.causal_lm import CausalLM
 
@@ -41,7 +40,7 @@ def weight_sizes(
         for name in smaller_formats(config.quantization.layers)
         if _becomes_floats(config)
     }
-    groups = [module.groups for module in whole.modules() if isinstance(module, FusedMoE)]
+    groups = [unit for prefix, unit in whole.load_units() if prefix.endswith(".experts")]
     experts = sum(weight_bytes(group, config, stored_bits) for group in groups)
     return WeightSizes(
         rank=weight_bytes(model, config, stored_bits),

@@ -199,7 +199,8 @@ def sparse_layers(
     dense = [] if given is None else given
     if not isinstance(dense, (list, tuple)) or not all(isinstance(index, int) and index >= 0 for index in dense):
         raise fields.impossible(f"mlp_only_layers={given!r} is not a list of the indices of layers")
-    are_none = {fields.values[name] for name in NUM_EXPERTS if fields.has(name)} == {0}
+    counts = [fields.values[name] for name in NUM_EXPERTS if fields.has(name)]
+    are_none = bool(counts) and all(type(count) is int and count == 0 for count in counts)
     has_experts = [not are_none and index not in dense and (index + 1) % step == 0 for index in range(len(mixers))]
     experts = read(fields) if any(has_experts) else None
     return tuple(

@@ -244,6 +244,7 @@ def test_phi_moe_under_the_name_that_released_checkpoints_have() -> None:
 def test_a_model_of_a_family_with_experts_may_have_none(family: str) -> None:
     found = described(family, num_experts=0, num_local_experts=None)
     assert found.implementation == INFLIGHT and {layer.mlp.kind for layer in found.layers} == {"gated"}
+    assert described(family, num_experts=[4, 4]).implementation == TRANSFORMERS  # a number for each layer
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.engine import ModelConfig, QuantizationConfig
+from inflight.config.experts import MoeSpec
 from inflight.config.parse_architecture import parse_architecture
 from inflight.config.partition import check_tensor_parallel_size, resolve_partition
 from inflight.config.pipeline_stage import PipelineStage, pipeline_stage
@@ -21,7 +22,7 @@ from inflight.errors import ConfigError
 from inflight.layers import context
 from inflight.layers.linear import Linear
 from inflight.model_loader.loader import load_model
-from inflight.model_loader.weight_size import WeightSizes, weight_bytes
+from inflight.model_loader.weight_size import WeightSizes, weight_bytes, weight_sizes
 from inflight.models.causal_lm import CausalLM
 from inflight.models.decoder import DecoderForCausalLM
 from tests.support.full_context_attention import FullContextAttention
@@ -148,3 +149,13 @@ def test_a_quantized_checkpoint_is_taken_to_be_small() -> None:
     assert weight_bytes(model, gguf, 4.0) == least
     # drawn from the shapes, as floats
     assert size(model_config(architecture, load_format="dummy")) == size(model_config(plain))
+
+
+def test_which_of_the_bytes_are_experts() -> None:
+    config = model_config(parse_architecture(FAMILY_CONFIGS["qwen3_moe"][0].to_dict()))
+    model = made(config)
+    spec = config.architecture.layers[0].mlp
+    assert isinstance(spec, MoeSpec)
+    weights = 3 * spec.num_experts * spec.size * config.architecture.hidden_size * config.architecture.num_layers
+    found = weight_sizes(model, model, config)
+    assert found.beside.expert_bytes == weights * getattr(torch, config.dtype).itemsize < found.whole
