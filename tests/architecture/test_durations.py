@@ -15,7 +15,7 @@ from tests.architecture.source import ROOT
 BUDGETS = {
     "benchmarks": 25,
     "conformance": 70,
-    "e2e": 2390,
+    "e2e": 2415,
     "gpu": 10,
     "inflight_bench": 28,
     "page": 112,
