@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WEIGHTS, INDEX, PEAKS, PARTIAL = ".weights", ".index", ".peaks", ".partial"
+_MAX_READ_BYTES = 1 << 28  # of the files that are read; the weights are mapped
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -58,14 +59,17 @@ class CacheFolder:
         return self.path / f"{key}{suffix}"
 
     def open(self, key: str, suffix: str) -> int | None:
-        """Opens a file of an entry for reading; None if it does not exist, or if others may have written it. The caller closes
-        it."""
+        """Opens a file of an entry for reading; None if it does not exist, if others may have written it, or if it is too large
+        to be read whole. The caller closes it."""
         try:
-            opened = os.open(self.file(key, suffix), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            # a pipe with this name would wait for a writer
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            opened = os.open(self.file(key, suffix), flags)
         except OSError:
             return None
         status = os.fstat(opened)
-        if stat.S_ISREG(status.st_mode) and _ownership_problem(status) is None:
+        is_small = suffix == WEIGHTS or status.st_size <= _MAX_READ_BYTES
+        if stat.S_ISREG(status.st_mode) and is_small and _ownership_problem(status) is None:
             return opened
         os.close(opened)
         return None

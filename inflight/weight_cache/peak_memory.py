@@ -56,7 +56,7 @@ def _read(folder: CacheFolder, key: str) -> Mapping[str, int]:
     with open(opened, "rb") as file:
         try:
             known = json.loads(file.read())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
     are_sizes = isinstance(known, dict) and all(
         type(value) is int and 0 <= value < _MOST_BYTES for value in known.values()

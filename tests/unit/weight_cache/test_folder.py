@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inflight.weight_cache.folder import INDEX, PARTIAL, WEIGHTS, CacheFolder, UnusableFolderError
+from inflight.weight_cache.folder import INDEX, PARTIAL, PEAKS, WEIGHTS, CacheFolder, UnusableFolderError
 
 
 def fill(folder: CacheFolder, key: str, num_bytes: int, used_at: float) -> None:
@@ -52,6 +52,19 @@ def test_files_of_others_are_not_opened(folder: CacheFolder) -> None:
     assert folder.open("y", WEIGHTS) is None
     folder.file("pipe", WEIGHTS).symlink_to(folder.file("x", INDEX))
     assert folder.open("pipe", WEIGHTS) is None
+
+
+def test_what_cannot_be_read_whole_is_not_opened(folder: CacheFolder) -> None:
+    """A pipe would wait for somebody who writes to it, and a damaged file system may give any size."""
+    for suffix in (WEIGHTS, INDEX, PEAKS):
+        os.mkfifo(folder.file("pipe", suffix), 0o600)
+        assert folder.open("pipe", suffix) is None
+        folder.file("large", suffix).touch(0o600)
+        os.truncate(folder.file("large", suffix), 1 << 40)
+        opened = folder.open("large", suffix)
+        assert (opened is not None) == (suffix == WEIGHTS)  # which are mapped
+        if opened is not None:
+            os.close(opened)
 
 
 def test_one_process_writes_an_entry_at_a_time(folder: CacheFolder) -> None:

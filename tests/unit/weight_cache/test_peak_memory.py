@@ -58,6 +58,7 @@ def test_the_oldest_settings_are_forgotten(folder: CacheFolder) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
+        lambda _: "[" * 200_000,  # nested too deeply to be read
         lambda _: "",
         lambda text: text[:-3],
         lambda _: "[1]",
@@ -68,7 +69,18 @@ def test_the_oldest_settings_are_forgotten(folder: CacheFolder) -> None:
         lambda text: text.replace(": 7", f": {2**50}"),
         lambda text: text.replace(": 7", ": 7" + "0" * 5000),
     ],
-    ids=["empty", "cut off", "no object", "negative", "a boolean", "a text", "a fraction", "too large", "endless"],
+    ids=[
+        "deep",
+        "empty",
+        "cut off",
+        "no object",
+        "negative",
+        "a boolean",
+        "a text",
+        "a fraction",
+        "too large",
+        "endless",
+    ],
 )
 def test_a_damaged_file_is_measured_again(folder: CacheFolder, damage: Callable[[str], str]) -> None:
     peak_bytes(KEY, "s", lambda: 7)
