@@ -26,7 +26,8 @@ PAD_ID, START_ID, END_ID, IMAGE_ID = range(4)
 VOCAB_SIZE = 448
 MAX_LENGTH = 1024
 IMAGE_SIZE, PATCH_SIZE, MERGE_SIZE = 64, 8, 2
-NUM_IMAGE_TOKENS = (IMAGE_SIZE // PATCH_SIZE // MERGE_SIZE) ** 2
+PLACES_A_SIDE = IMAGE_SIZE // PATCH_SIZE // MERGE_SIZE
+NUM_IMAGE_TOKENS = PLACES_A_SIDE**2
 INITIAL_DEVIATION = 0.08  # of weights; about 1 / sqrt(hidden_size), so that a layer keeps the size of what it gets
 MEAN = DEVIATION = 0.5  # pixels are from 0 to 1 before they are normalized
 

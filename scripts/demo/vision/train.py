@@ -4,11 +4,13 @@ Writes a model folder to ~/.cache/inflight/drawings (`--output`). If the folder 
 beside it now and then; after an interruption the same command goes on from the last one. The number of a step determines its
 drawings, so the same number of steps gives the same weights on the same processor with as many threads.
 
-In the first TOWER_SHARE of the steps the tower learns what is in drawings, without the decoder (tower_head.py). In the others
-both learn to answer in conversations; only the tokens of answers count in the loss. Every step draws new drawings.
+In the first TOWER_SHARE of the steps the tower learns what is where in drawings, without the decoder (tower_head.py). In the
+others both learn to answer in conversations; only the tokens of answers count in the loss, and, so that the tower forgets
+nothing, its own loss of the first part. Every step draws new drawings.
 
 Matrices are trained with Muon (https://kellerjordan.github.io/posts/muon/), the rest with AdamW; float32 weights, arithmetic in
-bfloat16. The learning rate rises for NUM_WARMUP_STEPS steps, and falls linearly to zero in the last DECAY of them.
+bfloat16. In each of the two parts the learning rate rises for NUM_WARMUP_STEPS steps, and falls linearly to zero in the last
+DECAY of them.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from scripts.demo.vision.folder import (
     IMAGE_SIZE,
     MEAN,
     PAD_ID,
+    PLACES_A_SIDE,
     START_ID,
     default_folder,
     expanded,
@@ -46,8 +49,8 @@ from scripts.demo.vision.folder import (
 from scripts.demo.vision.questions import Conversation, draw_conversation, draw_drawing
 from scripts.demo.vision.tower_head import TowerHead, labels_of
 
-NUM_STEPS = 2000
-TOWER_SHARE = 0.5  # of the steps
+NUM_STEPS = 1600
+TOWER_SHARE = 0.75  # of the steps
 DRAWINGS_PER_STEP = 96
 DRAWINGS_PER_GROUP = 24
 IMAGE_LAST = 0.25  # of the conversations have the drawing behind the first question
@@ -64,11 +67,13 @@ class Document(NamedTuple):
     Attributes:
         targets: for each id the next one where it belongs to an answer, else IGNORED.
         pixels: float32 [3, IMAGE_SIZE, IMAGE_SIZE].
+        labels: see `labels_of`.
     """
 
     ids: list[int]
     targets: list[int]
     pixels: Tensor
+    labels: list[list[int]]
 
 
 def encode(conversation: Conversation, tokenizer: Tokenizer, *, image_last: bool = False) -> Document:
@@ -82,7 +87,8 @@ def encode(conversation: Conversation, tokenizer: Tokenizer, *, image_last: bool
         elif ids[max(0, position + 1 - len(opening)) : position + 1] == opening:
             in_answer = True
         targets.append(ids[position + 1] if in_answer else IGNORED)
-    return Document(ids[:-1], targets, pixels_of(conversation.drawing))
+    drawing = conversation.drawing
+    return Document(ids[:-1], targets, pixels_of(drawing), labels_of(drawing, PLACES_A_SIDE))
 
 
 def pixels_of(drawing: Drawing) -> Tensor:
@@ -92,16 +98,29 @@ def pixels_of(drawing: Drawing) -> Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def groups(documents: Sequence[Document]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """ids [batch, length] and targets [batch, length], padded at the end, and pixels [batch, 1, 3, height, width]. The
-    documents of a group have similar lengths."""
+class Group(NamedTuple):
+    """Documents of similar lengths: ids [batch, length] and targets [batch, length], padded at the end, pixels
+    [batch, 1, 3, height, width] and labels [batch, num_places, 4]."""
+
+    ids: Tensor
+    targets: Tensor
+    pixels: Tensor
+    labels: Tensor
+
+
+def groups(documents: Sequence[Document]) -> Iterator[Group]:
     ordered = sorted(documents, key=lambda document: len(document.ids))
     for start in range(0, len(ordered), DRAWINGS_PER_GROUP):
         batch = ordered[start : start + DRAWINGS_PER_GROUP]
         length = len(batch[-1].ids)
         ids = [document.ids + [PAD_ID] * (length - len(document.ids)) for document in batch]
         targets = [document.targets + [IGNORED] * (length - len(document.targets)) for document in batch]
-        yield torch.tensor(ids), torch.tensor(targets), torch.stack([document.pixels for document in batch])[:, None]
+        yield Group(
+            ids=torch.tensor(ids),
+            targets=torch.tensor(targets),
+            pixels=torch.stack([document.pixels for document in batch])[:, None],
+            labels=torch.tensor([document.labels for document in batch]),
+        )
 
 
 def make_model(config: Any) -> Any:  # Any: of transformers
@@ -136,7 +155,7 @@ class Trainer:
         )
 
     def step(self, num_drawings: int = DRAWINGS_PER_STEP) -> float:
-        """One update; returns the mean loss of a drawing's labels, or of a target token."""
+        """One update; returns the mean loss of a place's labels, or of a target token."""
         rng = Random(f"train {self.step_index}")
         learn = self._learn_labels if self.step_index < self.num_tower_steps else self._learn_answers
         loss = learn(rng, num_drawings)
@@ -151,7 +170,7 @@ class Trainer:
     def _learn_labels(self, rng: Random, num_drawings: int) -> float:
         drawings = [draw_drawing(rng, held_out=False) for _ in range(num_drawings)]
         pixels = torch.stack([pixels_of(drawing) for drawing in drawings])
-        labels = torch.tensor([labels_of(drawing) for drawing in drawings])
+        labels = torch.tensor([labels_of(drawing, PLACES_A_SIDE) for drawing in drawings])
         with torch.autocast("cpu", dtype=torch.bfloat16):
             embeddings = torch.stack(self.model.get_image_features(pixels[:, None]).pooler_output)
         loss = self.head.loss(embeddings, labels)
@@ -165,24 +184,28 @@ class Trainer:
         ]
         num_targets = sum(target != IGNORED for document in documents for target in document.targets)
         total = 0.0
-        for ids, targets, pixels in groups(documents):
-            loss = self._loss(ids, targets, pixels)
-            (loss / num_targets).backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
+        for group in groups(documents):
+            of_answers, of_labels = self._losses(group)
+            (of_answers / num_targets + of_labels * len(group.ids) / num_drawings).backward()  # type: ignore[no-untyped-call]
+            total += of_answers.item()
         return total / num_targets
 
-    def _loss(self, ids: Tensor, targets: Tensor, pixels: Tensor) -> Tensor:
-        """Summed cross entropy. Only the positions that have a target reach the vocabulary."""
+    def _losses(self, group: Group) -> tuple[Tensor, Tensor]:
+        """The summed cross entropy of the targets, and the loss of the tower's head. Only the positions that have a target
+        reach the vocabulary."""
         with torch.autocast("cpu", dtype=torch.bfloat16):
             # Padding is behind the text, so the causal mask is all that is needed.
-            hidden = self.model.model(input_ids=ids, pixel_values=pixels, use_cache=False).last_hidden_state
-            keep = targets != IGNORED
-            logits = self.model.lm_head(hidden[keep])
-        return F.cross_entropy(logits.float(), targets[keep], reduction="sum")
+            out = self.model.model(input_ids=group.ids, pixel_values=group.pixels, use_cache=False)
+            keep = group.targets != IGNORED
+            logits = self.model.lm_head(out.last_hidden_state[keep])
+        of_answers = F.cross_entropy(logits.float(), group.targets[keep], reduction="sum")
+        return of_answers, self.head.loss(out.image_hidden_states.unflatten(0, (len(group.ids), -1)), group.labels)
 
     def _rate(self) -> float:
-        progress = self.step_index / self.num_steps
-        return min(1.0, (self.step_index + 1) / NUM_WARMUP_STEPS, (1 - progress) / DECAY) * PEAK_RATE
+        index, num_steps = self.step_index, self.num_tower_steps
+        if index >= self.num_tower_steps:
+            index, num_steps = index - self.num_tower_steps, self.num_steps - self.num_tower_steps
+        return min(1.0, (index + 1) / NUM_WARMUP_STEPS, (1 - index / num_steps) / DECAY) * PEAK_RATE
 
     def save(self, path: Path) -> None:
         state = {

@@ -22,7 +22,7 @@ from scripts.demo.vision.questions import KINDS, draw_conversation, held_out
 from scripts.demo.vision.train import IGNORED, Trainer, encode, export, make_model, num_parameters, train
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2}
-NUM_STEPS, NUM_DRAWINGS = 16, 8
+NUM_STEPS, NUM_DRAWINGS = 32, 8
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +91,13 @@ def test_the_model_has_at_most_four_million_parameters() -> None:
 )
 def test_the_trained_model_is_right_on_held_out_drawings() -> None:
     by_transformers = with_transformers(default_folder(), "float32")
+    shares = []
     with LLM(str(default_folder()), dtype="float32") as llm:
         for kind in KINDS:
             asked = held_out(kind, 50)
             answers = answers_of(llm, asked)
             right = [each.questions[-1].answer == answer.text for each, answer in zip(asked, answers, strict=True)]
-            assert sum(right) >= 0.75 * len(right), kind  # MODEL_CARD.md has the measured shares
+            shares.append(sum(right) / len(right))
+            assert shares[-1] >= 0.85, kind  # MODEL_CARD.md has the measured shares
             assert answers[:5] == by_transformers(asked[:5])
+    assert sum(shares) / len(shares) >= 0.95
