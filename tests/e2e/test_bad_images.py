@@ -43,7 +43,7 @@ def long_image() -> bytes:
 
 # what is wrong -> the content of a file, or a URL; and words of the error
 FILES: dict[str, tuple[bytes, str]] = {
-    "no image": (b"<html>not found</html>", "no image"),
+    "no image": (b"<html>not found</html>", "not an image"),
     "empty": (b"", ""),
     "decompression bomb": (bomb(), "pixels"),
     "truncated": (png(picture(1))[:400], ""),

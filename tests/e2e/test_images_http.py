@@ -233,7 +233,7 @@ def refused(http: httpx.Client, path: str, content: list[dict[str, Any]], param:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("data:image/png;base64,aGVsbG8=", "no image"),
+        ("data:image/png;base64,aGVsbG8=", "not an image"),
         (f"data:image/png;base64,{CUT}", ""),
         ("data:image/png;base64,?", ""),
         ("data:,", ""),
