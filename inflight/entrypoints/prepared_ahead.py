@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from inflight.engine.request.image_support import ImageSupport
 from inflight.engine.request.prompt import Prompt
 from inflight.errors import InflightError
-from inflight.multimodal.image_prompts import ImagePrompts
-from inflight.multimodal.processed import ProcessedImage
-from inflight.multimodal.prompt import has_images, names_earlier_images
+from inflight.interface.image_prompts import has_images, names_earlier_images
 from inflight.pooling_params import Params
 
 # the id of a request, its prompt, its parameters, and the options of `add_request`. Any: options of each engine
@@ -28,7 +27,7 @@ MAX_BYTES = 2**30
 class PreparedAhead:
     """One thread may call the methods. `close` must be called in the end."""
 
-    def __init__(self, images: ImagePrompts, requests: Iterator[Request]) -> None:
+    def __init__(self, images: ImageSupport, requests: Iterator[Request]) -> None:
         self._images = images
         self._requests = requests
         self._ahead: deque[tuple[Request, Future[Prompt] | None]] = deque()  # None: its prompt needs no preparation now
@@ -80,5 +79,4 @@ class PreparedAhead:
 
 
 def _num_bytes(prompt: Any) -> int:  # Any: a prompt whose images are prepared
-    images: Iterable[ProcessedImage] = prompt["multi_modal_data"]["image"]
-    return sum(image.num_bytes for image in images)
+    return sum(image.num_bytes for image in prompt["multi_modal_data"]["image"])

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Callable
 
+from inflight.interface.image_prompts import ImageTotals
 from inflight.interface.statistics import FAULT_CAUSES, FaultStatus, SchedulerStats, TransferCounts
 from inflight.metrics.exposition import CountingHistogram, Exposition
 from inflight.metrics.instruments import FINISHED_REASONS, INSTRUMENTS
 from inflight.metrics.observer import EngineObserver, FinishedRequest
-from inflight.multimodal.counts import ImageTotals
 
 IMAGE_REASONS = ("invalid", "queue_full")  # why an image is refused
 

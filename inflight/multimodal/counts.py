@@ -3,25 +3,7 @@
 import threading
 from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True, slots=True)
-class ImageTotals:
-    """
-    Attributes:
-        num_queries: images that were looked for in the cache of processed images.
-        num_hits: how many of them were found there, or were being processed for another request.
-        num_processed: images that were decoded and processed.
-        processing_seconds: how long this took, added up; without the time for which they waited.
-        num_refused: images that could not be used: they are damaged, too large, forbidden or not there.
-        num_overloaded: images for which there was no place in a queue.
-    """
-
-    num_queries: int = 0
-    num_hits: int = 0
-    num_processed: int = 0
-    processing_seconds: float = 0.0
-    num_refused: int = 0
-    num_overloaded: int = 0
+from inflight.interface.image_prompts import ImageTotals
 
 
 @dataclass(eq=False)

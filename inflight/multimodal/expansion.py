@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from inflight.errors import InvalidRequestError
-from inflight.multimodal.places import IMAGES
+from inflight.interface.image_prompts import IMAGES
 from inflight.multimodal.processed import ProcessedImage
 
 

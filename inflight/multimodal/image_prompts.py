@@ -1,4 +1,4 @@
-"""`ImagePrompts`: what an input processor has for prompts with images, for any model.
+"""`ImagePrompts`: what an input processor has for prompts with images, if the model takes them.
 
 prompt -> prepared: its images are processed -> its placeholders are expanded -> its tokens are checked -> ImagesPart
 """
@@ -8,51 +8,39 @@ from typing import Any
 
 from inflight.config.vision import VisionSpec
 from inflight.errors import InvalidRequestError
+from inflight.interface.image_prompts import IMAGES, OWNER, ImageTotals, has_images
 from inflight.interface.images import ImagesPart
 from inflight.interface.parts import RequestPart
 from inflight.interface.request import Int32Array
 from inflight.multimodal.cache import Scope
-from inflight.multimodal.counts import ImageTotals
 from inflight.multimodal.expansion import expand_text, expand_tokens
 from inflight.multimodal.image_parts import images_part
 from inflight.multimodal.images import Images
-from inflight.multimodal.owner import OWNER
-from inflight.multimodal.places import IMAGES
 from inflight.multimodal.processed import ProcessedImage
-from inflight.multimodal.prompt import has_images
 from inflight.tokenizer.tokenizer import Tokenizer
 
 Processed = tuple[ProcessedImage, ...]
 
 
 class ImagePrompts:
-    """Several threads may call all methods. With a model that takes no images, a prompt without images is returned as it is.
+    """An `ImageSupport`. Several threads may call all methods.
 
     Args:
-        images: None if the model takes no images.
-        vision: the vision tower of the model; None if it takes no images.
+        vision: the vision tower of the model.
         tokenizer: None if the engine has none. Then prompts cannot have images.
-        refusal: why the model takes no images.
     """
 
-    def __init__(
-        self,
-        images: Images | None = None,
-        vision: VisionSpec | None = None,
-        tokenizer: Tokenizer | None = None,
-        refusal: str = "this model takes no images",
-    ) -> None:
+    def __init__(self, images: Images, vision: VisionSpec, tokenizer: Tokenizer | None) -> None:
         self._images = images
         self._vision = vision
         self._tokenizer = tokenizer
-        self._refusal = refusal
 
     async def prepared(self, prompt: Any, cache_salt: str, client: str = "") -> Any:  # Any: a prompt of any form
         """Returns the prompt with processed images. `cache_salt`: of a prompt that has none of its own. `client`: whose images
         they are; clients take turns.
 
         Raises:
-            InvalidRequestError: an image is wrong, or the model takes none. `param` names the image (places.py).
+            InvalidRequestError: an image is wrong. `param` names the image (places.py).
             EngineError: images cannot be processed here.
             OverloadedError: too many images wait, and the most of them are this client's.
         """
@@ -91,23 +79,20 @@ class ImagePrompts:
         Raises:
             InvalidRequestError: the tokens that stand for images are not those of the images.
         """
-        if self._vision is None or any(isinstance(part, ImagesPart) for part in given):
+        if any(isinstance(part, ImagesPart) for part in given):
             return tuple(given)
         part = images_part(token_ids, images, self._vision)
         return (*given, part) if images else tuple(given)
 
-    def totals(self) -> ImageTotals | None:
-        """What was done with images so far; None if the model takes none."""
-        return None if self._images is None else self._images.counts.totals()
+    def totals(self) -> ImageTotals:
+        """What was done with images so far."""
+        return self._images.counts.totals()
 
     def close(self) -> None:
         """End the processes. Idempotent."""
-        if self._images is not None:
-            self._images.close()
+        self._images.close()
 
     def _able(self) -> Images:
-        if self._images is None or self._vision is None:
-            raise InvalidRequestError(f"{self._refusal}; leave them out", IMAGES)
         if self._tokenizer is None:
             raise InvalidRequestError(
                 "images need a tokenizer, and the engine has none (skip_tokenizer_init=True)", IMAGES

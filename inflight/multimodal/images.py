@@ -19,12 +19,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from inflight.errors import EngineClosedError, InvalidRequestError, OverloadedError
+from inflight.interface.image_prompts import IMAGES
 from inflight.multimodal.cache import ImageCache, ImageName, Scope
 from inflight.multimodal.counts import ImageCounts
 from inflight.multimodal.fair_threads import FairThreads
 from inflight.multimodal.fetch import WebUrl
 from inflight.multimodal.messages import Start, Task
-from inflight.multimodal.places import IMAGES
 from inflight.multimodal.processed import ProcessedImage
 from inflight.multimodal.processors import Processors
 from inflight.multimodal.prompt import GivenImage, read_images

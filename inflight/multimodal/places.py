@@ -1,7 +1,8 @@
 """How errors name the parts of a prompt with images (`InvalidRequestError.param`). If a prompt has names of its own for its
 images ("multi_modal_places"), they are used instead."""
 
-IMAGES = "multi_modal_data['image']"
+from inflight.interface.image_prompts import IMAGES
+
 OPTIONS = "mm_processor_kwargs"
 
 

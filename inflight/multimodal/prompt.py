@@ -3,30 +3,15 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 from inflight.errors import InvalidRequestError
-from inflight.multimodal.places import IMAGES, OPTIONS, image_place, uuid_place
+from inflight.interface.image_prompts import IMAGES, images_of
+from inflight.multimodal.places import OPTIONS, image_place, uuid_place
 from inflight.multimodal.settings import ImageSettings
 from inflight.multimodal.source import Source, check_source
 
 MAX_UUID_LENGTH = 256
-
-
-class ImagesOfPrompt(TypedDict, total=False):
-    """What the dictionary of a prompt may have about images.
-
-    Attributes:
-        multi_modal_data: {"image": an image or several}. The text of the prompt has a placeholder for each.
-        multi_modal_uuids: {"image": a uuid for each image, or None}. An image that was sent before with a uuid may be None.
-        mm_processor_kwargs: arguments of the model's image processor.
-        multi_modal_places: what errors call the images; by default multi_modal_data['image'][0] and so on.
-    """
-
-    multi_modal_data: Mapping[str, Any]  # Any: see `check_source`
-    multi_modal_uuids: Mapping[str, Any]
-    mm_processor_kwargs: Mapping[str, Any]  # Any: JSON
-    multi_modal_places: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +24,13 @@ class GivenImage:
     place: str
 
 
-def has_images(prompt: object) -> bool:
-    """Whether a prompt brings images."""
-    return isinstance(prompt, Mapping) and bool(_images_of(prompt))
-
-
-def names_earlier_images(prompt: object) -> bool:
-    """Whether an image of a prompt is only named, by the uuid of one that was given before."""
-    return isinstance(prompt, Mapping) and any(image is None for image in _images_of(prompt))
-
-
 def read_images(prompt: Mapping[str, object], settings: ImageSettings) -> tuple[list[GivenImage], dict[str, Any]]:
     """Returns the images of a prompt, and the options of the processor. Reads no file and no URL.
 
     Raises:
         InvalidRequestError: there are too many images, or one has a wrong form.
     """
-    sources = _images_of(prompt)
+    sources = images_of(prompt)
     if len(sources) > settings.max_images:
         raise InvalidRequestError(
             f"the prompt has {len(sources)} images; at most {settings.max_images} are allowed (--limit-mm-per-prompt)",
@@ -76,22 +51,6 @@ def read_images(prompt: Mapping[str, object], settings: ImageSettings) -> tuple[
         except InvalidRequestError as error:
             raise InvalidRequestError(f"{place}: {error}", place) from error
     return given, _options_of(prompt, settings)
-
-
-def _images_of(prompt: Mapping[str, object]) -> Sequence[object]:
-    data = prompt.get("multi_modal_data")
-    if data is None:
-        data = {}
-    if not isinstance(data, Mapping):
-        raise InvalidRequestError(
-            f"multi_modal_data is a {type(data).__name__}; give {{'image': image}}", "multi_modal_data"
-        )
-    if others := sorted(str(key) for key in data if key != "image"):
-        raise InvalidRequestError(f"multi_modal_data has {others[0]!r}; only 'image' is supported", "multi_modal_data")
-    if "image" not in data:
-        return ()
-    images = data["image"]
-    return images if isinstance(images, list | tuple) else [images]
 
 
 def _places_of(prompt: Mapping[str, object], num_images: int) -> tuple[Sequence[str], Sequence[str]]:

@@ -1,17 +1,14 @@
 """`make_image_prompts`: what an input processor has for prompts with images, from the arguments of the engine."""
 
-import logging
 import os
 from pathlib import Path
 
 from inflight import envs
-from inflight.config.engine import EngineConfig, ModelConfig
+from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
-from inflight.config.families import VISION_FAMILIES
-from inflight.config.families.transformers_vision import TYPES
 from inflight.config.free_memory import available_bytes
 from inflight.config.vision import TransformersVisionSpec
-from inflight.hub import read_config, resolve_tokenizer_folder
+from inflight.hub import resolve_tokenizer_folder
 from inflight.multimodal.image_prompts import ImagePrompts
 from inflight.multimodal.images import Images
 from inflight.multimodal.messages import Start
@@ -21,36 +18,15 @@ from inflight.tokenizer.tokenizer import Tokenizer
 CACHE_SHARE = 8  # the cache of images has at most one part of so many of the free memory
 
 
-logger = logging.getLogger(__name__)
-
-
-def unread_images(model: ModelConfig) -> str:
-    """Why Inflight reads no images with this model, although transformers does; "" for a model that reads only text."""
-    if not model.folder.is_dir():
-        return ""
-    content = read_config(model.folder)
-    if not content.get("vision_config"):
-        return ""
-    types = ", ".join(sorted([*(each.model_type for each in VISION_FAMILIES), *(each.model_type for each in TYPES)]))
-    return (
-        f"this model takes no images: Inflight has no tower for the type {content.get('model_type')} "
-        f"({model.architecture.name}), so the model is served for text only; images are read with the types {types}"
-    )
-
-
 def make_image_prompts(args: EngineArgs, config: EngineConfig, tokenizer: Tokenizer | None) -> ImagePrompts:
-    """Starts the processes that process images, in the background: the first image would wait for some seconds.
+    """For a model that takes images. Starts the processes that process them, in the background: the first image would wait for
+    some seconds.
 
     Raises:
         ConfigError: an environment variable is wrong.
     """
     vision = config.model.architecture.vision
-    if vision is None:
-        refusal = unread_images(config.model)
-        if refusal and not args.language_model_only:
-            logger.warning("%s", refusal)
-            return ImagePrompts(refusal=refusal)
-        return ImagePrompts()
+    assert vision is not None, "a model for text"
     settings = ImageSettings(
         max_images=args.max_images,
         options=dict(args.mm_processor_kwargs or {}),

@@ -47,9 +47,10 @@ EDGES = {
         *("config/whole_prompts.py", "config/added_embeddings.py", "kernels/encoder_ops.py"),
     ),
     "images": (
-        *("config/vision.py", "models/vision/*", "interface/images.py", "scheduler/encoder_inputs.py"),
+        *("config/vision.py", "models/vision/*", "interface/image*.py", "scheduler/encoder_inputs.py"),
         *("worker/parts/image*.py", "layers/mrope.py", "attention/image_ends.py"),
         *("config/image_args.py", "engine/request/prepared_prompt.py", "interface/packed_arrays.py"),
+        "engine/request/image_support.py",
     ),
     "watching an engine": (
         *("interface/engine_view.py", "kv_cache/block_states.py", "scheduler/watched_state.py"),

@@ -87,15 +87,16 @@ def all_edges() -> list[Edge]:
             part_tables + (answers if kind in ANSWER_PARTS else []),
         )
         for kind in PART_KINDS
-        # Images as a whole are no row: prompts, chats and the scheduler's plan have places for them, as for text. What
-        # is plugged in are the towers, which compute their embeddings, and the families that have one.
+        # prompts and the scheduler's plan have places for images, as for text; see `images` below
         if kind != "images"
     ]
+    # What reads and processes images. Without it, models answer to text only. Their towers are edges of their own.
+    images = [edge("images", "as a whole", ["multimodal/"], ["engine/request/image_support.py"])]
     tower_files = sorted({_file(place.partition(":")[0]) for place in TOWERS.values()})
     towers = [edge("tower", file, [file], ["models/vision/towers.py"]) for file in tower_files]
     unpackers = ["model_loader/gguf_blocks.py"]
     gguf_types = [edge("type of GGUF tensors", name, [], unpackers, [name]) for name in UNPACKERS]
-    found = [*apis, *parsers, *reasoning, *tiers, *executors, *families, *layers, *towers, *parts, *gguf_types]
+    found = [*apis, *parsers, *reasoning, *tiers, *executors, *families, *layers, *images, *towers, *parts, *gguf_types]
     return [each for each in found if not each.files & OF_THE_ENGINE]
 
 

@@ -14,6 +14,7 @@ from inflight.config.engine import EngineConfig
 from inflight.engine.request.answer_frames import FIND, AnswerFrames
 from inflight.engine.request.bad_words import tokenize_bad_words
 from inflight.engine.request.chats import Chats
+from inflight.engine.request.image_support import ImageSupport, NoImages
 from inflight.engine.request.prepared_prompt import PreparedPrompt
 from inflight.engine.request.processed import ProcessedRequest, RequestOptions
 from inflight.engine.request.prompt import Prompt, as_token_ids, open_prompt, token_array
@@ -26,7 +27,6 @@ from inflight.interface.part_kinds import PARTS_OF_PARAMETERS, PARTS_OF_PROMPTS,
 from inflight.interface.parts import contents_of
 from inflight.interface.request import AnswerFrame, EngineCoreRequest, Int32Array, ResolvedSampling
 from inflight.kv_cache.block_hash import BlockHasher
-from inflight.multimodal.image_prompts import ImagePrompts
 from inflight.pooling_params import Params
 from inflight.sample.seeds import derive_seed
 from inflight.sample.validation import check_num_logprobs, check_sampling
@@ -59,7 +59,7 @@ class InputProcessor:
         *,
         seed: int,
         use_generation_defaults: bool = True,
-        images: ImagePrompts | None = None,
+        images: ImageSupport | None = None,
     ) -> None:
         """
         Args:
@@ -69,7 +69,7 @@ class InputProcessor:
         """
         self.config = config
         self.tokenizer = tokenizer
-        self.images = images or ImagePrompts()
+        self.images: ImageSupport = images or NoImages()
         self.chat_template = chat_template
         self._vocab_size = config.model.architecture.vocab_size
         self._max_model_len = config.model.max_model_len

@@ -6,10 +6,10 @@ from inflight.config.architecture import ModelArchitecture
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.damaged_files import named_errors
+from inflight.engine.request.image_support import make_image_support
 from inflight.engine.request.input_processor import InputProcessor
 from inflight.errors import ConfigError
 from inflight.hub import read_generation_config
-from inflight.multimodal.start import make_image_prompts
 from inflight.tokenizer.source import read_chat_template, read_tokenizer
 
 
@@ -76,5 +76,5 @@ def make_input_processor(args: EngineArgs, config: EngineConfig) -> InputProcess
             read_generation_config(config.model.folder),
             seed=0 if args.seed is None else args.seed,
             use_generation_defaults=args.generation_config == "auto",
-            images=make_image_prompts(args, config, tokenizer),
+            images=make_image_support(args, config, tokenizer),
         )

@@ -7,8 +7,8 @@ import numpy as np
 
 from inflight.engine.request.prepared_prompt import PreparedPrompt
 from inflight.errors import InvalidRequestError
+from inflight.interface.image_prompts import ImagesOfPrompt
 from inflight.interface.request import Int32Array
-from inflight.multimodal.prompt import ImagesOfPrompt
 
 
 class TextPrompt(ImagesOfPrompt):

@@ -15,7 +15,7 @@ from inflight.entrypoints.http.sse import DONE, EventStream, WorkResponse
 from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.response_store.responses import StoredResponses
 from inflight.entrypoints.response_store.store import Found, Item, ResponseStore
-from inflight.multimodal.owner import OWNER
+from inflight.interface.image_prompts import OWNER
 
 MAX_LISTED, LISTED = 100, 20  # items of one answer: at most, and by default
 LOOK_SECONDS = 0.05  # between two looks for new events of a stream

@@ -16,7 +16,7 @@ from inflight.entrypoints.response_store.responses import StoredResponses
 from inflight.entrypoints.response_store.store import Item, NewResponse, ResponseStore
 from inflight.entrypoints.responses_api.items import REASONING_ID, InputItem, ItemReference, MessageItem
 from inflight.entrypoints.responses_api.protocol import ResponsesRequest
-from inflight.multimodal.owner import OWNER
+from inflight.interface.image_prompts import OWNER
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])  # Any: the models of items
 _ID_PREFIXES: Mapping[str, str] = {

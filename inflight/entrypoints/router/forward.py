@@ -11,7 +11,7 @@ import httptools
 from inflight.engine.serving.client import CLIENT
 from inflight.entrypoints.router.model_main import CLIENT_HEADER, OWNER_HEADER
 from inflight.entrypoints.serve.asgi import Message, Receive, Scope, Send, send_error
-from inflight.multimodal.owner import OWNER
+from inflight.interface.image_prompts import OWNER
 
 _READ_BYTES = 65536
 # Headers that belong to one connection, or that the router has dealt with

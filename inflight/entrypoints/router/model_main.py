@@ -23,8 +23,8 @@ from inflight.entrypoints.serve.front_end_main import EXIT_FAILED, Control, Fron
 from inflight.entrypoints.serve.server import Server, StartUpClock
 from inflight.entrypoints.serve.shutdown import SIGNALS, Shutdown
 from inflight.errors import InflightError
+from inflight.interface.image_prompts import OWNER
 from inflight.logs import exit_now
-from inflight.multimodal.owner import OWNER
 from inflight.processes.child_process import name_process
 
 OWNER_HEADER, CLIENT_HEADER = b"x-inflight-owner", b"x-inflight-client"

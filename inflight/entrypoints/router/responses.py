@@ -13,7 +13,7 @@ from inflight.entrypoints.response_store.responses import StoredResponses
 from inflight.entrypoints.router.catalog import KnownModel
 from inflight.entrypoints.router.loaded_models import LoadedModels
 from inflight.entrypoints.serve.asgi import Receive, Scope, Send
-from inflight.multimodal.owner import OWNER
+from inflight.interface.image_prompts import OWNER
 
 LOOK_SECONDS = 0.5  # between two looks whether a model has responses in the background
 KEEP_ALIVE_SECONDS = 10.0  # see `EventStream`

@@ -43,8 +43,8 @@ from inflight.entrypoints.serve.asgi import (
 from inflight.entrypoints.serve.browser_page import BrowserPage
 from inflight.entrypoints.serve.settings import ANY_ADDRESS, REQUEST_ID_PATTERN, ServerSettings, is_address, is_loopback
 from inflight.entrypoints.serve.size_limits import SizeLimits
+from inflight.interface.image_prompts import OWNER
 from inflight.line_writer import LineWriter
-from inflight.multimodal.owner import OWNER
 
 REQUEST_ID_HEADER = b"x-request-id"
 _ACCEPTED_ID = re.compile(REQUEST_ID_PATTERN.encode())

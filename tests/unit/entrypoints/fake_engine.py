@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from inflight.config.engine_args import EngineArgs
+from inflight.engine.request.image_support import NoImages
 from inflight.engine.request.request_state import RequestOutputKind
 from inflight.errors import InvalidRequestError, TokenizerError
-from inflight.multimodal.image_prompts import ImagePrompts
 from inflight.outputs import CompletionOutput, Logprob, RequestOutput
 from inflight.sampling_params import SamplingParams
 from inflight.structured_outputs_params import StructuredOutputsParams
@@ -44,7 +44,7 @@ class FakeEngine:
         on_step: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.tokenizer: object | None = object()
-        self.images = ImagePrompts()
+        self.images = NoImages()
         self.default_params = default_params or SamplingParams()
         self.params: dict[str, SamplingParams] = {}
         self.prompts: dict[str, str] = {}

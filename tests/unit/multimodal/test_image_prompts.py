@@ -12,6 +12,8 @@ import pytest
 
 from inflight.config.engine_args import EngineArgs
 from inflight.config.vision import Idefics3VisionSpec
+from inflight.engine.request import image_support
+from inflight.engine.request.image_support import ImageSupport, NoImages, make_image_support
 from inflight.errors import ConfigError, InvalidRequestError
 from inflight.interface.images import ImagesPart
 from inflight.multimodal import start as module
@@ -21,7 +23,6 @@ from inflight.multimodal.images import Images
 from inflight.multimodal.messages import Start
 from inflight.multimodal.processed import ProcessedImage, ProcessedInput
 from inflight.multimodal.settings import ImageSettings
-from inflight.multimodal.start import make_image_prompts
 
 IMAGE = 64  # "@"
 TOWER = Idefics3VisionSpec(
@@ -84,7 +85,7 @@ def prompt_of(count: int, **more: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("prompt", ["text", [1, 2], {"prompt": "text"}, {"prompt": "", "multi_modal_data": None}])
 def test_a_prompt_without_images_stays_as_it_is(prompt: object) -> None:
-    prompts = ImagePrompts()
+    prompts: ImageSupport = NoImages()
     assert asyncio.run(prompts.prepared(prompt, "")) is prompt
     assert prompts.processed(prompt, "") == ()
     assert prompts.expanded("text", ()) == "text"
@@ -123,7 +124,8 @@ def test_tokens_of_images_without_images_are_refused(prompts: ImagePrompts) -> N
 
 
 def test_a_model_without_images_refuses_them(prompts: ImagePrompts, images: FakeImages) -> None:
-    for unable in (ImagePrompts(), ImagePrompts(images, TOWER, None)):
+    supports: list[ImageSupport] = [NoImages(), ImagePrompts(images, TOWER, None)]  # type: ignore[arg-type]
+    for unable in supports:
         with pytest.raises(InvalidRequestError) as error:
             asyncio.run(unable.prepared(prompt_of(1), ""))
         assert error.value.param == "multi_modal_data['image']"
@@ -135,12 +137,12 @@ def test_a_model_without_images_refuses_them(prompts: ImagePrompts, images: Fake
 # -- from the arguments of the engine ----------------------------------------------------------------------------------
 
 
-def made_with(monkeypatch: pytest.MonkeyPatch, *, vision: object = TOWER, **args: Any) -> ImagePrompts:
+def made_with(monkeypatch: pytest.MonkeyPatch, *, vision: object = TOWER, **args: Any) -> ImageSupport:
     monkeypatch.setattr(module, "available_bytes", lambda: 8 * 10**9)
     architecture = SimpleNamespace(vision=vision)
     model = SimpleNamespace(architecture=architecture, folder=Path("/model"), trust_remote_code=False, mmproj=None)
     config: Any = SimpleNamespace(model=model)
-    return make_image_prompts(EngineArgs(**args), config, None)
+    return make_image_support(EngineArgs(**args), config, None)
 
 
 def test_the_settings_are_those_of_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +156,7 @@ def test_the_settings_are_those_of_the_arguments(monkeypatch: pytest.MonkeyPatch
         allowed_local_media_path="/images",
         allowed_media_domains=("a.example",),
     )
-    assert made._images is not None
+    assert isinstance(made, ImagePrompts)
     assert made._images.settings == ImageSettings(
         max_images=3,
         options={"max_pixels": 5},
@@ -168,12 +170,20 @@ def test_the_settings_are_those_of_the_arguments(monkeypatch: pytest.MonkeyPatch
 
 def test_the_cache_has_at_most_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     made = made_with(monkeypatch)
-    assert made._images is not None
+    assert isinstance(made, ImagePrompts)
     assert made._images.cache.max_bytes == 10**9
 
 
 def test_a_model_without_a_tower_has_no_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert made_with(monkeypatch, vision=None)._images is None
+    assert isinstance(made_with(monkeypatch, vision=None), NoImages)
+
+
+def test_without_the_code_for_images_a_model_with_a_tower_takes_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_support, "KINDS", {})
+    made = made_with(monkeypatch)
+    with pytest.raises(InvalidRequestError, match=r"not read here.*leave them out"):
+        made.processed(prompt_of(1), "")
+    assert made.processed({"prompt": "text"}, "") == () and made.totals() is None
 
 
 def test_a_wrong_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

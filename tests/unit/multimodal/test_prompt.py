@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from inflight.errors import InvalidRequestError
-from inflight.multimodal.prompt import has_images, read_images
+from inflight.interface.image_prompts import has_images
+from inflight.multimodal.prompt import read_images
 from inflight.multimodal.settings import ImageSettings
 from inflight.multimodal.source import check_source, read_source
 from tests.support.image_models import drawing, file_of

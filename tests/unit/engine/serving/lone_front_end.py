@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.config.reasoning import ReasoningConfig
+from inflight.engine.request.image_support import NoImages
 from inflight.engine.request.input_processor import InputProcessor
 from inflight.engine.request.processed import ProcessedRequest
 from inflight.engine.serving.admission import QueueLimits
@@ -22,7 +23,6 @@ from inflight.interface.request import EngineCoreOutput, EngineCoreRequest, Fini
 from inflight.interface.serving import AddRequest, EngineOutputs, EngineReady
 from inflight.interface.statistics import SchedulerStats
 from inflight.metrics.observer import EngineObserver
-from inflight.multimodal.image_prompts import ImagePrompts
 from tests.support.fakes_tokenizer import byte_tokenizer
 
 DRAWN = 99  # the most tokens of a sequence that `request` makes
@@ -80,7 +80,7 @@ def front_end_of(
         ),
     )
     parts: dict[str, Any] = {"chat_template": None, "default_params": None, "default_max_tokens": None}
-    processor = SimpleNamespace(config=config, tokenizer=byte_tokenizer(), images=ImagePrompts(), **parts)
+    processor = SimpleNamespace(config=config, tokenizer=byte_tokenizer(), images=NoImages(), **parts)
     clients: list[RecordingClient] = []
 
     def make(listener: EngineListener) -> list[RecordingClient]:
