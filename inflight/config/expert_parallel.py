@@ -61,10 +61,59 @@ class _Args(Protocol):
     @property
     def tensor_parallel_size(self) -> int: ...
 
+    @property
+    def pipeline_parallel_size(self) -> int: ...
+
+    @property
+    def data_parallel_size(self) -> int: ...
+
+    @property
+    def replicas(self) -> range: ...
+
+    @property
+    def nnodes(self) -> int: ...
+
+    @property
+    def distributed_executor_backend(self) -> str | None: ...
+
 
 def choose_all2all_backend(args: _Args) -> str | None:
     """How ranks exchange tokens; None if each has a part of every expert."""
     return (args.all2all_backend or SHARED_MEMORY) if args.enable_expert_parallel else None
+
+
+def is_in_lockstep(args: _Args) -> bool:
+    """Whether replicas divide the experts among all their ranks."""
+    return args.enable_expert_parallel and args.data_parallel_size > 1
+
+
+def check_lockstep(args: _Args) -> None:
+    """
+    Raises:
+        ConfigError: replicas are to divide the experts, but they cannot keep step.
+    """
+    if not is_in_lockstep(args):
+        return
+    given = f"enable_expert_parallel=True with data_parallel_size={args.data_parallel_size}"
+    if len(args.replicas) != args.data_parallel_size:
+        raise ConfigError(
+            f"{given}: the replicas divide the experts among them through memory that they share, so all of them must run on "
+            f"this machine and behind this server, but only {len(args.replicas)} of them would; leave the options "
+            "data_parallel_rank, data_parallel_size_local, data_parallel_hybrid_lb and data_parallel_address out, or leave "
+            "enable_expert_parallel out"
+        )
+    if args.pipeline_parallel_size > 1 or args.nnodes > 1:
+        stages = f"pipeline_parallel_size={args.pipeline_parallel_size}"
+        other = stages if args.pipeline_parallel_size > 1 else f"nnodes={args.nnodes}"
+        raise ConfigError(
+            f"{given} and {other}: replicas that divide the experts have one pipeline stage on one machine; leave one of "
+            "these options out"
+        )
+    if args.distributed_executor_backend not in (None, "mp"):
+        raise ConfigError(
+            f"{given} and distributed_executor_backend={args.distributed_executor_backend!r}: the ranks of replicas that "
+            "divide the experts are processes of this machine; give 'mp', or leave it out"
+        )
 
 
 def for_ranks(args: _Args, architecture: ModelArchitecture, machine: Machine) -> ModelArchitecture:
@@ -75,7 +124,8 @@ def for_ranks(args: _Args, architecture: ModelArchitecture, machine: Machine) ->
     """
     if not args.enable_expert_parallel:
         return architecture
-    check_expert_parallel(architecture, args.tensor_parallel_size, machine.device)
+    check_expert_parallel(architecture, args.tensor_parallel_size * args.data_parallel_size, machine.device)
+    check_lockstep(args)
     return replace(
         architecture, layers=tuple(replace(layer, mlp=_undivided(layer.mlp)) for layer in architecture.layers)
     )
@@ -120,8 +170,8 @@ def check_expert_parallel(architecture: ModelArchitecture, num_ranks: int, devic
         )
     if num_ranks == 1:
         raise ConfigError(
-            f"{given} with one rank: there is no other rank that could have some of the experts; raise tensor_parallel_size, "
-            "or leave it out"
+            f"{given} with one rank: there is no other rank that could have some of the experts; raise tensor_parallel_size or "
+            "data_parallel_size, or leave it out"
         )
     fewest = min(moe.num_experts for moe in mixtures)
     if num_ranks > fewest:

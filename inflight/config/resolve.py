@@ -24,7 +24,7 @@ from inflight.config.engine import (
     SchedulerConfig,
 )
 from inflight.config.engine_args import EngineArgs
-from inflight.config.expert_parallel import choose_all2all_backend, for_ranks
+from inflight.config.expert_parallel import choose_all2all_backend, for_ranks, is_in_lockstep
 from inflight.config.fault_tolerance import resolve_fault_tolerance
 from inflight.config.kv_events import resolve_kv_events
 from inflight.config.kv_transfer import resolve_kv_transfer
@@ -368,13 +368,15 @@ def _resolve_depth(args: EngineArgs) -> tuple[int, int, int | None]:
 def _resolve_parallel(args: EngineArgs, architecture: ModelArchitecture) -> ParallelConfig:
     world_size = args.tensor_parallel_size * args.pipeline_parallel_size
     ranks_of_node(world_size, args.nnodes, args.node_rank)  # raises if the ranks cannot be split
+    keeps_step = is_in_lockstep(args)
+    usual_backend = "uni" if world_size == 1 and not keeps_step else "mp"
     return ParallelConfig(
         tensor_parallel_size=args.tensor_parallel_size,
         pipeline_parallel_size=args.pipeline_parallel_size,
         pipeline_layer_partition=resolve_partition(
             args.pipeline_layer_partition, architecture, args.pipeline_parallel_size
         ),
-        distributed_executor_backend=args.distributed_executor_backend or ("uni" if world_size == 1 else "mp"),
+        distributed_executor_backend=args.distributed_executor_backend or usual_backend,
         nnodes=args.nnodes,
         master_addr=args.master_addr,
         master_port=args.master_port,
@@ -382,6 +384,7 @@ def _resolve_parallel(args: EngineArgs, architecture: ModelArchitecture) -> Para
         served=tuple(args.served_replicas),
         routes_by_prefix=args.routes_by_prefix,
         all2all_backend=choose_all2all_backend(args),
+        is_in_lockstep=keeps_step,
     )
 
 

@@ -89,6 +89,7 @@ class Room(NamedTuple):
     num_replicas: int = 1  # the replicas on this machine
     kv_cache_bytes: int = 0  # the KV cache of a rank, if the user has set its size
     host_pool_bytes: int = 0  # the host memory of a replica for more KV blocks
+    num_expert_copies: int | None = None  # how many replicas have all experts; None: all of them
 
     @property
     def int4_bytes(self) -> int | None:
@@ -104,10 +105,13 @@ def check_room(room: Room, machine: Machine, request: Request | None = None) -> 
         OutOfMemoryError: they do not fit.
     """
     if machine.device == "cpu":
-        needed = room.num_replicas * room.num_bytes
+        shared = 0 if room.num_expert_copies is None else room.num_replicas - room.num_expert_copies
+        needed = room.num_replicas * room.num_bytes - shared * room.beside.expert_bytes
         free = available_bytes()
         if needed > free:
             beside = room.beside.times(room.num_replicas)
+            if shared:  # how many of the bytes in other formats are of experts is not known
+                beside = Beside((room.num_replicas - shared) * room.beside.expert_bytes)
             raise OutOfMemoryError(weights_do_not_fit(needed, free, beside, request, num_replicas=room.num_replicas))
         caches = room.num_replicas * (room.num_ranks * room.kv_cache_bytes + room.host_pool_bytes)
         if needed + caches > free:

@@ -15,6 +15,7 @@ import mmap
 import os
 import secrets
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ class ExpertParallelGroup:
         self.rows: SharedRows | None = None  # None: rows are exchanged by collectives
         self._room, self._shares_memory = room, shares_memory
         self._num_replicas, self._replica = num_replicas, replica
-        self._collectives: Collectives | None = None
+        self.collectives: Collectives | None = None
 
     def seen_by(self, rank: int, size: int) -> ExpertParallelGroup:
         """What a rank of a group of `size` ranks would hold. Such a group is never connected."""
@@ -75,7 +76,10 @@ class ExpertParallelGroup:
         """Use `collectives` from now on; with one replica these are the ones of `tp`. All ranks must call this, while no
         thread uses the group."""
         assert collectives is not None and (collectives.size, collectives.rank) == (self.size, self.rank)
-        self.rows, self._collectives = None, collectives
+        self._use(collectives)
+
+    def _use(self, collectives: Collectives) -> None:
+        self.rows, self.collectives = None, collectives
         if self._shares_memory and isinstance(collectives, SharedCollectives):
             self.rows = share_rows(collectives, self._room, self._num_replicas)
 
@@ -93,7 +97,7 @@ class ExpertParallelGroup:
         Returns:
             float32 [num_tokens, hidden_size], the same on the ranks of a replica.
         """
-        assert self._collectives is not None, "several ranks need a group that can communicate"
+        assert self.collectives is not None, "several ranks need a group that can communicate"
         sums = torch.empty(hidden.shape, dtype=torch.float32, device=hidden.device)
         for first in range(0, self._most_rows(len(hidden)), _ROWS_AT_ONCE):
             rows, chosen = hidden[first : first + _ROWS_AT_ONCE], choices[first : first + _ROWS_AT_ONCE]
@@ -104,7 +108,7 @@ class ExpertParallelGroup:
             shape = *chosen.shape[:2], hidden.shape[1]
             results = torch.full(shape, _NOTHING, dtype=torch.float32, device=hidden.device)
             write_results(rows, chosen, compute, results)
-            results = self._collectives.all_reduce(results)
+            results = self.collectives.all_reduce(results)
             sums[first : first + count] = add_results(results[own_first : own_first + count])
         return sums
 
@@ -112,20 +116,20 @@ class ExpertParallelGroup:
         """The number of rows of the replica with the most."""
         if self._num_replicas == 1:
             return num_rows
-        assert self._collectives is not None
-        return int(self._collectives.all_gather(torch.tensor([num_rows], dtype=torch.int64, device="cpu")).max())
+        assert self.collectives is not None
+        return int(self.collectives.all_gather(torch.tensor([num_rows], dtype=torch.int64, device="cpu")).max())
 
     def _gather(self, rows: Tensor, choices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
         """The rows and choices of all replicas. Each has `_ROWS_AT_ONCE` places; a choice of -1 is none. Parts of the shared
         expert are chosen for the rows of this replica only."""
-        assert self._collectives is not None
+        assert self.collectives is not None
         padded = rows.new_zeros((_ROWS_AT_ONCE, rows.shape[1]))
         chosen = choices.new_full((_ROWS_AT_ONCE, *choices.shape[1:]), -1)
         padded[: len(rows)], chosen[: len(rows)] = rows, choices
         # the ranks of a replica give the same rows, of which one copy is used
         of_replica = slice(None, None, self.tp.size)
-        padded = self._collectives.all_gather(padded[None], 0)[of_replica].flatten(0, 1)
-        everyone = self._collectives.all_gather(chosen[None], 0)[of_replica]
+        padded = self.collectives.all_gather(padded[None], 0)[of_replica].flatten(0, 1)
+        everyone = self.collectives.all_gather(chosen[None], 0)[of_replica]
         for replica, its_choices in enumerate(everyone):
             if replica != self._replica:
                 its_choices[..., 0].masked_fill_(its_choices[..., 0] >= num_experts, -1)
@@ -141,6 +145,14 @@ def join_experts(config: EngineConfig, tp: TensorParallelGroup) -> ExpertParalle
     group = ExpertParallelGroup(tp, room, shares_memory=backend == SHARED_MEMORY)
     group.connect(tp.collectives)
     return group
+
+
+@runtime_checkable
+class DividesExperts(Protocol):
+    """A layer that computes experts together with other ranks."""
+
+    def compute_for_others(self) -> None:
+        """In a step in which only other replicas have rows: compute this rank's experts for them."""
 
 
 class SharedRows:

@@ -62,6 +62,7 @@ from inflight.processes.streams import MAX_LINK_SILENCE_SECONDS, REPLACED_LINK_S
 logger = logging.getLogger(__name__)
 
 WORKER_CLASS = "inflight.worker.worker:Worker"
+EXPERT_WORKER_CLASS = "inflight.worker.expert_worker:ExpertWorker"  # of replicas that divide experts
 MAX_JOIN_SECONDS = 300.0
 SPARE_SECONDS = 2.0  # a new spare is started this long after one was taken, so that it does not slow the recovery down
 EXIT_CODE_SECONDS = 1.0  # how long a process whose stream has ended may live on; its exit code is the better reason
@@ -81,7 +82,7 @@ class MultiprocExecutor(Executor):
         self, config: EngineConfig, worker_class: str = WORKER_CLASS, *, max_join_seconds: float = MAX_JOIN_SECONDS
     ) -> None:
         super().__init__(config)
-        self._worker_class = worker_class
+        self._worker_class = EXPERT_WORKER_CLASS if config.parallel.is_in_lockstep else worker_class
         self._max_join_seconds = max_join_seconds
         self._io = IoThread("inflight-io")
         self._acceptor: RankAcceptor | None = None

@@ -101,7 +101,7 @@ class FusedMoE(Loadable):
     def __init__(self, hidden_size: int, spec: MoeSpec, context: LayerContext) -> None:
         super().__init__()
         self.router = Router(hidden_size, spec, context)
-        self.ep = context.ep
+        self.ep, self.hidden_size = context.ep, hidden_size
         held = range(spec.num_experts) if self.ep is None else self.ep.local_experts(spec.num_experts)
         of_expert = context if self.ep is None else replace(context, tp=TensorParallelGroup())
         expert_bytes = 3 * hidden_size * spec.size // of_expert.tp.size * context.dtype.itemsize
@@ -167,6 +167,13 @@ class FusedMoE(Loadable):
         if self.ep is not None:
             return self._compute_with_others(self.ep, hidden, choices)
         return self.tp.all_reduce(self.compute(hidden, choices))
+
+    def compute_for_others(self) -> None:
+        """In a step in which only other replicas have rows: compute this rank's experts for them."""
+        assert self.ep is not None, "no other rank needs the experts of this one"
+        hidden = torch.empty((0, self.hidden_size), dtype=self.dtype, device="cpu")
+        choices = torch.empty((0, self.spec.router.top_k + self.num_shared, 2), dtype=torch.int32, device="cpu")
+        self._compute_with_others(self.ep, hidden, choices)
 
     def choose(self, logits: Tensor) -> Tensor:
         """The choices (kernels/expert_choice.py) for what `Router` returns."""

@@ -31,7 +31,7 @@ class TapedLayers:
     """
 
     def __init__(self, layers: nn.Module, context: LayerContext) -> None:
-        self._layers, self._tp = layers, context.tp
+        self._layers, self._group = layers, context.tp if context.ep is None else context.ep
         self._cached = [module for module in layers.modules() if isinstance(module, Attention | RecurrentState)]
         is_on_kernels = all(isinstance(layer.backend, CpuPagedBackend) for layer in self._cached)
         self._kernels = context.ops.kernels if isinstance(context.ops, CpuLayerOps) and is_on_kernels else None
@@ -53,12 +53,12 @@ class TapedLayers:
                 `compute` would, this may change them.
             rows: int64 [num_rows], the tokens that `compute` selects with `LayerOps.select_rows`.
         """
-        collectives, tensors = self._tp.collectives, [tensor for tensor in inputs if tensor is not None]
+        collectives, tensors = self._group.collectives, [tensor for tensor in inputs if tensor is not None]
         num_tokens = len(tensors[0])
-        shares_memory = self._tp.size == 1 or isinstance(collectives, SharedCollectives)
+        shares_memory = self._group.size == 1 or isinstance(collectives, SharedCollectives)
         if self._kernels is None or not shares_memory or not num_tokens or not all(x.is_contiguous() for x in tensors):
             return compute()
-        bound = [*(layer.kv_cache for layer in self._cached), collectives]  # `ep` has the same collectives
+        bound = [*(layer.kv_cache for layer in self._cached), collectives]
         if len(bound) != len(self._bound) or any(a is not b for a, b in zip(bound, self._bound, strict=True)):
             self._tapes, self._bound = {}, bound
             self._groups = sorted({layer.group_index for layer in self._cached})

@@ -6,8 +6,9 @@ What a step does is in step_scheduler.py. Nothing here runs in a step without a 
 from collections.abc import Collection
 
 from inflight.errors import ErrorKind
-from inflight.interface.step import GrammarOutput
+from inflight.interface.step import GrammarOutput, SchedulerOutput
 from inflight.scheduler.integrity import check_requests, describe_requests
+from inflight.scheduler.plan import make_plan
 from inflight.scheduler.request import RequestStatus
 from inflight.scheduler.step_scheduler import StepScheduler
 
@@ -19,6 +20,12 @@ class Scheduler(StepScheduler):
             if (request := self._requests.get(request_id)) is not None:
                 self._finish(request)
         self._failed = [output for output in self._failed if output.request_id not in request_ids]
+
+    def plan_nothing(self) -> SchedulerOutput:
+        """Returns the plan of a step without rows. It is not committed with `update_from_output`."""
+        plan = make_plan(self._next_step_id, [], self._kv_cache.num_groups)
+        self._next_step_id += 1
+        return plan
 
     def wait_for_grammars(self, seconds: float | None = None, *, for_all: bool = True) -> None:
         """Wait until all grammars are compiled (`for_all=False`: until one is compiled), but at most `seconds`."""

@@ -17,9 +17,8 @@ from inflight.config.architecture import TRANSFORMERS
 from inflight.config.engine import EngineConfig
 from inflight.config.ranks import Place
 from inflight.device.accelerator import Accelerator
-from inflight.device.base import Device
 from inflight.device.selector import get_device
-from inflight.distributed.expert_parallel import join_experts
+from inflight.distributed.expert_parallel import ExpertParallelGroup, join_experts
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.distributed.world import World
 from inflight.errors import ConfigError
@@ -78,7 +77,7 @@ class Worker(StepPipeline):
         self._profiler = RankProfiler(f"tp{self._world.tp_rank}-pp{self._world.pp_rank}", self._device.kind)
         try:
             self._tp = self._world.tensor_parallel_group("model")
-            self._ep = join_experts(config, self._tp)
+            self._ep = self._join_experts()
             self._pipeline = Pipeline(config, self._stage, self._world, self._device, self._timeline)
         except BaseException:  # also an interrupt: other ranks must not wait for this one
             self._world.close("it could not start")
@@ -108,7 +107,7 @@ class Worker(StepPipeline):
                     f"kv_cache_dtype={cache.dtype!r}: no kernel supports this model's attention; leave it out"
                 )
             backend = model.backend
-        make_runner = _runner_class(device, self._config)
+        make_runner = self._runner_class()
         self._runner = make_runner(
             RankParts(
                 config=self._config,
@@ -269,6 +268,9 @@ class Worker(StepPipeline):
         """Connect to the other ranks. Benchmarks override it."""
         return join_world(self._config, self.rank, rendezvous, self._device)
 
+    def _join_experts(self) -> ExpertParallelGroup | None:
+        return join_experts(self._config, self._tp)
+
     def _load_stage(self, backend: AttentionBackend) -> CausalLM:
         """This rank's part of the model, weights included. Benchmarks override it."""
         return load_model(
@@ -290,13 +292,13 @@ class Worker(StepPipeline):
             self._world.close("it failed")
             raise
 
+    def _runner_class(self) -> type[AnyRunner]:
+        """The class of the runner. Drafts are proposed and verified on the host, so an engine with drafts has a
+        `ModelRunner` on a GPU too, and so has a model whose code may wait for the device: no graph can be captured of it."""
+        config = self._config
+        is_fallback = config.model.architecture.implementation == TRANSFORMERS
+        if not isinstance(self._device, Accelerator) or config.speculative is not None or is_fallback:
+            return ModelRunner
+        from inflight.worker.gpu.graph_model_runner import GraphModelRunner  # needs triton
 
-def _runner_class(device: Device, config: EngineConfig) -> type[AnyRunner]:
-    """The class of the runner. Drafts are proposed and verified on the host, so an engine with drafts has a
-    `ModelRunner` on a GPU too, and so has a model whose code may wait for the device: no graph can be captured of it."""
-    is_fallback = config.model.architecture.implementation == TRANSFORMERS
-    if not isinstance(device, Accelerator) or config.speculative is not None or is_fallback:
-        return ModelRunner
-    from inflight.worker.gpu.graph_model_runner import GraphModelRunner  # needs triton
-
-    return GraphModelRunner
+        return GraphModelRunner

@@ -39,6 +39,8 @@ EDGES = {
             "config/expert_args.py",
             "config/expert_parallel.py",
             "distributed/expert_parallel.py",
+            "distributed/replica_experts.py",
+            "worker/expert_worker.py",
         ),
         *("kv_cache/window_group.py", "kv_cache/partings.py", "layers/qk_norm.py"),
         *("kernels/swiglu_oai.py", "layers/attention_sinks.py", "attention/torch_cap_and_sinks.py"),
@@ -133,6 +135,7 @@ EDGES = {
     "several engines of one model": (
         *("engine/serving/replicas.py", "engine/serving/routing.py", "engine/serving/cached_index.py"),
         *("engine/process/remote_replica.py", "engine/process/head_links.py", "kv_cache/*_names.py"),
+        "engine/lockstep/*",
     ),
     "ranks that others start": ("executor/ray_*.py", "executor/external_launcher.py", "distributed/launcher.py"),
     "weights that are too large to be in memory twice": (

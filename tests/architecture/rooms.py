@@ -103,6 +103,7 @@ GATES = {
             "engine/core/engine_core.py",
             "engine/core/step_loop.py",
             "engine/core/step_records.py",
+            "engine/lockstep/core.py",
             "engine/process/engine_watch.py",
             "engine/start/make_core.py",
             "engine/start/step_times.py",
@@ -115,7 +116,8 @@ GATES = {
 INNER = {
     "engine": {
         "core": frozenset[str](),
-        "start": frozenset({"core"}),
+        "lockstep": frozenset({"core"}),
+        "start": frozenset({"core", "lockstep"}),
         "request": frozenset({"start"}),
         "process": frozenset({"core", "start"}),
         "serving": frozenset({"process", "request", "start"}),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from inflight.config.engine import SchedulerConfig
+from inflight.config.engine import ParallelConfig, SchedulerConfig
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.config.kv_transfer import KVTransferConfig
 from inflight.config.speculative import resolve_speculative
@@ -198,6 +198,8 @@ class MockEngine:
     transfer: KVTransferConfig | None = None
     transfers: MockTransfers | None = None
     listener: CoreListener = field(default_factory=CoreListener)
+    parallel: ParallelConfig | None = None
+    make_executor: Callable[[MockWorker, Callable[[SchedulerOutput], None]], LateExecutor] = LateExecutor
     wanted: dict[str, Wanted] = field(default_factory=dict)
     outputs: dict[str, list[int]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[int]] = field(default_factory=dict)
@@ -208,7 +210,7 @@ class MockEngine:
 
     def __post_init__(self) -> None:
         self.worker = self._new_worker()
-        self.executor = LateExecutor(self.worker, self._check_plan)
+        self.executor = self.make_executor(self.worker, self._check_plan)
         self.executor.transfers = self.transfers
         groups = make_groups([self.worker.get_kv_cache_specs()])[0]
         least = blocks_per_sequence(groups, num_tokens=MAX_MODEL_LEN, max_step_tokens=self.max_num_batched_tokens)
@@ -233,6 +235,7 @@ class MockEngine:
             ),
         )
         config = replace(config, fault_tolerance=FaultToleranceConfig(enabled=self.fault_tolerance))
+        config = replace(config, parallel=self.parallel or config.parallel)
         if self.num_speculative_tokens:
             speculative = {"method": "ngram", "num_speculative_tokens": self.num_speculative_tokens}
             config = replace(config, speculative=resolve_speculative(speculative))

@@ -125,6 +125,11 @@ class EngineCore(StepLoop):
             self._executor.provide_grammar_output(step_id, empty)
         # only after `provide_grammar_output`, because a rank may fail only after it has got its masks
         cause = self._executor.root_cause(error) if isinstance(error, RankError) and self._has_peers else error
+        self._log_fault(cause, plans, state)
+        return cause
+
+    def _log_fault(self, cause: Exception, plans: Sequence[SchedulerOutput], state: str) -> None:
+        """Log the cause why the steps `plans` are void. `state`: of the scheduler."""
         logger.error(
             "%s\nThe plan was:\n%s\nThe scheduler's state:\n%s\nSteps in flight: %s",
             cause,
@@ -133,7 +138,6 @@ class EngineCore(StepLoop):
             ", ".join(str(plan.step_id) for plan in plans) or "none",
             exc_info=None if isinstance(cause, EngineError) else cause,  # other errors are defects of this process
         )
-        return cause
 
     def _recover(self, cause: RankError, plans: Sequence[SchedulerOutput]) -> bool:
         """Repair the ranks after the fault `cause`, which has made the steps `plans` void. If the repair fails, the core is

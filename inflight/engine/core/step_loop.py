@@ -46,8 +46,8 @@ class CoreListener:
         """Called directly before each plan. It may add and abort requests."""
 
     def wait_for_arrival(self, step: Future[ModelRunnerOutput]) -> bool:
-        """Wait until the oldest step is done, or until a request has arrived. If one has arrived, add it, and return True: then
-        `step` plans again. Otherwise return False. Called while fewer than `depth` steps are in flight."""
+        """Wait until the oldest step is done, until a request has arrived, or until `wake` is called. If a request has arrived,
+        add it. Return whether `step` is to plan again. Called while fewer than `depth` steps are in flight."""
         return False
 
     def faults_changed(self, status: FaultStatus) -> None:

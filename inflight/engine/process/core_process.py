@@ -224,16 +224,14 @@ class CoreServer(CoreListener):
             self.tell_owner({"lone_request": request_id})
 
     def wait_for_arrival(self, step: Future[ModelRunnerOutput]) -> bool:
-        """Wait for the end of `step` or for a message. Returns False if the step is done, True if a message was processed."""
+        """Wait for the end of `step`, for a message or for `wake`. Returns False if the step is done."""
         if step is not self._awaited:
             self._awaited = step
             step.add_done_callback(lambda _: self._arrivals.put(None))
-        while not step.done():
-            arrival = self._arrivals.get()
-            if arrival is not None:
-                self._take(arrival)
-                return True
-        return False
+        if step.done():
+            return False
+        self._take(self._arrivals.get())
+        return not step.done()
 
     def _take(self, arrival: tuple[FrontEndLink, Message | FrontEndCame | None] | None) -> None:
         if arrival is None:

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
+from dataclasses import replace
 
 from inflight import envs
 from inflight.config.engine import EngineConfig
@@ -235,6 +237,8 @@ async def make_keepers(args: EngineArgs, config: EngineConfig) -> list[Keeper]:
     if args.served_replicas != args.replicas:
         envs.cluster_token()  # raises if there is none, before all weights are read
         keepers |= RemoteReplicas(args, config, await asyncio.to_thread(terms_of, args, config)).replicas
+    if config.parallel.is_in_lockstep:
+        config = replace(config, parallel=replace(config.parallel, lockstep_secret=secrets.token_hex(32)))
     keepers |= {number: EngineKeeper(args, each) for number, each in zip(args.replicas, config.replicas(), strict=True)}
     return [keepers[number] for number in args.served_replicas]
 

@@ -79,4 +79,9 @@ def make_core(
             keeps_images_whole=keeps_images_whole(config.model.architecture),
         )
     config = replace(config, scheduler=scheduler_config)
-    return EngineCore(config, executor, scheduler, kv_cache, kv_cache_config, grammars, listener)
+    core_class = EngineCore
+    if config.parallel.is_in_lockstep:
+        from inflight.engine.lockstep.core import LockstepCore  # which few engines need
+
+        core_class = LockstepCore
+    return core_class(config, executor, scheduler, kv_cache, kv_cache_config, grammars, listener)

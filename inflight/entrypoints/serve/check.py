@@ -7,6 +7,7 @@ from pathlib import Path
 
 from inflight.config.architecture import ModelArchitecture
 from inflight.config.engine_args import EngineArgs
+from inflight.config.expert_parallel import is_in_lockstep
 from inflight.config.gguf_config import read_model_config
 from inflight.config.gguf_mmproj import find_mmproj
 from inflight.config.kv_transfer import resolve_kv_transfer
@@ -84,6 +85,8 @@ def _check_room(
             transfer = resolve_kv_transfer(args)
             host_pool_bytes = 0 if transfer is None else transfer.cpu_bytes
         room = room._replace(num_ranks=num_ranks, num_replicas=len(args.replicas), host_pool_bytes=host_pool_bytes)
+        if is_in_lockstep(args):
+            room = room._replace(num_expert_copies=1)
         dtype = architecture.dtype if args.dtype == "auto" else args.dtype
         request = Request(
             architecture,

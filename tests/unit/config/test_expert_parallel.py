@@ -83,3 +83,30 @@ def test_the_check_of_options_names_the_conflict() -> None:
     args = EngineArgs(tensor_parallel_size=2, enable_expert_parallel=True)
     (conflict,) = find_conflicts(args, folder=Path("m"), architecture=dense, machine=CPU)
     assert "has no layers with experts" in conflict
+
+
+def test_replicas_divide_the_experts_among_all_their_ranks() -> None:
+    parallel = resolved("qwen3_moe", data_parallel_size=2).parallel
+    assert parallel.is_in_lockstep and parallel.distributed_executor_backend == "mp" and parallel.world_size == 1
+    assert not resolved("qwen3_moe", tensor_parallel_size=2).parallel.is_in_lockstep
+    with pytest.raises(ConfigError, match="only 4 experts"):
+        resolved("mixtral", tensor_parallel_size=2, data_parallel_size=3)
+    assert resolved("mixtral", tensor_parallel_size=2, data_parallel_size=2).parallel.is_in_lockstep
+    with pytest.raises(ConfigError, match="has no layers with experts"):
+        resolved("llama", data_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"data_parallel_rank": 0}, "only 1 of them would"),
+        ({"data_parallel_size_local": 1, "data_parallel_hybrid_lb": True}, "only 1 of them would"),
+        ({"data_parallel_size_local": 1, "data_parallel_address": "10.0.0.1"}, "only 1 of them would"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
+        ({"distributed_executor_backend": "uni"}, "distributed_executor_backend='uni'"),
+    ],
+)
+def test_replicas_that_cannot_keep_step_are_refused(arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match="enable_expert_parallel=True with data_parallel_size=2") as refused:
+        resolved("qwen3_moe", data_parallel_size=2, **arguments)
+    assert named in str(refused.value)

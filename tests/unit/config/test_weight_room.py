@@ -246,3 +246,12 @@ def test_the_tower_counts_unless_it_is_left_out(tmp_path: Path) -> None:
     assert rooms[0].num_bytes - rooms[1].num_bytes == 4 * of_tower
     assert whole.vision is not None
     assert 0.5 * of_tower < whole.vision.num_weights < of_tower
+
+
+def test_replicas_that_divide_the_experts_need_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = Room(3 * GIB, None, num_replicas=3, expert_bytes=2 * GIB)
+    assert "need 9.00 GiB of memory (6.00 GiB of experts and 3.00 GiB" in refusal(copied, 4 * GIB, monkeypatch)
+    once = copied._replace(num_expert_copies=1)
+    assert "need 5.00 GiB of memory (2.00 GiB of experts and 3.00 GiB" in refusal(once, 4 * GIB, monkeypatch)
+    monkeypatch.setattr(weight_room, "available_bytes", lambda: 6 * GIB)
+    check_room(once, CPU)

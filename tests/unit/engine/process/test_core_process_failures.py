@@ -145,7 +145,10 @@ def test_an_arrival_ends_the_wait_for_a_step_and_so_does_the_step() -> None:
     server, step = CoreServer(tell_nobody, [link]), Future[ModelRunnerOutput]()
     server._core = SimpleNamespace(abort_requests=aborted.append)  # type: ignore[assignment]
     server._owners = {"a": link}
-    server._arrivals.put(None)  # an executor's news end no wait
+    server.wake()
+    assert server.wait_for_arrival(step) and aborted == [], (
+        "the core is to look for news of an executor or another core"
+    )
     threading.Timer(0.01, server._arrivals.put, [(link, AbortRequests(request_ids=("a",)))]).start()
     assert server.wait_for_arrival(step) and aborted == [{"a"}]
     threading.Timer(0.01, step.cancel).start()
