@@ -82,7 +82,8 @@ class MultiprocExecutor(Executor):
         self, config: EngineConfig, worker_class: str = WORKER_CLASS, *, max_join_seconds: float = MAX_JOIN_SECONDS
     ) -> None:
         super().__init__(config)
-        self._worker_class = EXPERT_WORKER_CLASS if config.parallel.is_in_lockstep else worker_class
+        is_usual = worker_class == WORKER_CLASS
+        self._worker_class = EXPERT_WORKER_CLASS if is_usual and config.parallel.is_in_lockstep else worker_class
         self._max_join_seconds = max_join_seconds
         self._io = IoThread("inflight-io")
         self._acceptor: RankAcceptor | None = None

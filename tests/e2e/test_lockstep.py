@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,12 @@ from hypothesis import strategies as st
 
 from inflight import LLM, RequestOutput, SamplingParams
 from inflight.entrypoints.llm_engine import LLMEngine
+from inflight.structured_outputs_params import StructuredOutputsParams
 from tests.conftest import FULL
 from tests.e2e.identity import Engines, Event, Features, compare, examples, make_params, run_schedule
+from tests.e2e.test_feature_matrix import TOKENIZER
 from tests.e2e.test_identity_matrix import EVENTS, FEATURES
+from tests.support.fakes_tokenizer import save_folder, trained
 from tests.support.lockstep_engines import LockstepEngines
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 
@@ -106,3 +110,34 @@ def test_llm_divides_experts_among_replicas(layout: dict[str, int], tmp_path: Pa
         assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected[:count]]
         assert layout or found == expected[:count]
     two.close()
+
+
+def test_grammars_hold_in_each_replica(tmp_path: Path) -> None:
+    """Masks come late, and only in one replica, while the other has steps in flight."""
+    config = copy.deepcopy(FAMILY_CONFIGS["qwen3_moe"][0])
+    config.vocab_size = trained(TOKENIZER).get_vocab_size()
+    config.bos_token_id, config.eos_token_id = 0, 1
+    folder = write_model(config, tmp_path / "model", seed=1)
+    save_folder(folder, TOKENIZER)
+    arguments = {**PLAIN, "skip_tokenizer_init": False, "num_threads": 1, "kv_cache_memory_bytes": 1 << 22}
+    grammars = [StructuredOutputsParams(regex="(yes|no){4,9}"), StructuredOutputsParams(choice=["left", "right"]), None]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=24, structured_outputs=grammar, seed=1) for grammar in grammars
+    ]
+    one = LLM(str(folder), **arguments)
+    expected = [output.outputs[0].text for output in one.generate([[5, 6, 7]] * 3, params, use_tqdm=False)]
+    one.close()
+    group = LockstepEngines(folder, 2, **arguments)
+
+    def work(engine: LLMEngine, index: int) -> list[str]:
+        found: list[str] = []
+        for each in params[index:]:  # the second replica has one request less
+            engine.add_request("r", [5, 6, 7], each)
+            outputs: list[RequestOutput] = []
+            while not outputs:
+                outputs = engine.step()
+            found.append(outputs[0].outputs[0].text)
+        return found
+
+    assert group.run(work) == [expected, expected[1:]]
+    group.close()

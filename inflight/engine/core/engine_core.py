@@ -43,7 +43,10 @@ class EngineCore(StepLoop):
         cached_names, block_events: the names and the tokens of blocks that have joined and left the prefix cache; None if
             nobody wants to know.
         is_closed: whether `close` was called, or the engine belongs to a process from which this one was forked.
+        is_in_vain: whether the core is dead for a reason that another one in its place would have, too.
     """
+
+    is_in_vain = False
 
     def __init__(
         self,

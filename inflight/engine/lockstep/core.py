@@ -57,7 +57,7 @@ class LockstepCore(EngineCore):
         self._group = LockstepGroup(*place, self._links.send)
         self._num_submitted = 0  # steps of this epoch of the group
         self._joining: Future[list[None]] | None = None
-        self._waits_since: float | None = None  # since when this core has waited for others, after a fault
+        self._waits_since: float | None = None  # since when requests have waited for other replicas
         try:
             self._meet()
         except BaseException:
@@ -125,7 +125,7 @@ class LockstepCore(EngineCore):
             self._begin_again()
         if group.can_join:
             self._join()
-        if group.phase is Phase.MEETING:
+        if group.phase is Phase.MEETING and self.scheduler.has_unfinished_requests():
             self._check_patience()
         return group.phase is Phase.RUNNING
 
@@ -161,7 +161,6 @@ class LockstepCore(EngineCore):
                 cause = error
                 plans = ()
             else:
-                self._waits_since = time.monotonic()
                 return True
 
     def _meet(self) -> None:
@@ -198,9 +197,12 @@ class LockstepCore(EngineCore):
             RankError: another replica has not come back for too long, so the core is dead.
         """
         seconds = self._fault_tolerance.engine_recovery_timeout_sec
-        if self._waits_since is not None and time.monotonic() > self._waits_since + seconds:
+        if self._waits_since is None:
+            self._waits_since = time.monotonic()
+        if time.monotonic() > self._waits_since + seconds:
             missing = ", ".join(map(str, self._group.missing))
             text = f"replicas {missing}, which have some of the experts, did not come back within {seconds:g} s"
+            self.is_in_vain = True
             self._death = WorkerDiedError(text, rank=0)
             raise self._death
 

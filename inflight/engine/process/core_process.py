@@ -41,7 +41,7 @@ from inflight.config.kv_events import KVEventsConfig
 from inflight.engine.core.engine_core import EngineCore
 from inflight.engine.core.step_loop import CoreListener
 from inflight.engine.process.control_socket import Begin, ControlSocket, FrontEndLink
-from inflight.engine.process.engine_process import EXIT_GIVEN_UP, title_of
+from inflight.engine.process.engine_process import EXIT_GIVEN_UP, EXIT_HEAD_LOST, title_of
 from inflight.engine.process.engine_watch import EngineWatch
 from inflight.engine.process.garbage import BUSY_SECONDS, IDLE_SECONDS, Garbage
 from inflight.engine.process.head_links import HeadLinks
@@ -398,6 +398,9 @@ def main() -> int:
             "the engine has failed and ends: %s", first_line(error), exc_info=not isinstance(error, InflightError)
         )
         server.say_goodbye()
+        if core.is_in_vain:
+            server.tell_owner({"failed": first_line(error)})
+            return EXIT_HEAD_LOST
         return EXIT_GIVEN_UP if executor.limits.problem() else EXIT_FAILED
     finally:
         core.close()

@@ -41,7 +41,8 @@ SPARE_TITLE = "inflight: spare engine"
 MAX_END_SECONDS = 20.0  # how long the process may need to end (its workers: 5 s; a step that hangs: 15 s)
 SOCKET_BUFFER_BYTES = 2**20
 EXIT_GIVEN_UP = 4  # exit code of an engine core whose ranks needed too many recoveries
-EXIT_HEAD_LOST = 5  # exit code of an engine core whose front ends are on another machine, which does not answer
+# exit code of an engine core that needs another machine with its front ends, or other replicas, which do not answer
+EXIT_HEAD_LOST = 5
 
 
 def title_of(config: EngineConfig, title: str = TITLE) -> str:

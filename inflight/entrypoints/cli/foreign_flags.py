@@ -59,7 +59,7 @@ NO_EFFECT = {
     "a rank always reads only the experts that it has, which are neighbours": """
         --enable-ep-weight-filter --expert-placement-strategy=""",
     "preempted requests are computed again, or loaded with --kv-offloading-size": "--swap-space= --preemption-mode=",
-    "dense models need no connection between replicas": "--disable-nccl-for-dp-synchronization --dp-*=",
+    "replicas need no collective to keep step": "--disable-nccl-for-dp-synchronization --dp-*=",
     "weights stay on one device": """
         --cpu-offload-gb= --cpu-offload-params+ --offload-backend= --offload-group-size= --offload-num-in-group=
         --offload-params+ --offload-prefetch-step=""",
