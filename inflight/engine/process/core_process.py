@@ -228,9 +228,8 @@ class CoreServer(CoreListener):
         if step is not self._awaited:
             self._awaited = step
             step.add_done_callback(lambda _: self._arrivals.put(None))
-        if step.done():
-            return False
-        self._take(self._arrivals.get())
+        if not step.done():
+            self._take(self._arrivals.get())
         return not step.done()
 
     def _take(self, arrival: tuple[FrontEndLink, Message | FrontEndCame | None] | None) -> None:
