@@ -137,7 +137,9 @@ EDGES = {
         *("engine/process/remote_replica.py", "engine/process/head_links.py", "kv_cache/*_names.py"),
         "engine/lockstep/*",
     ),
-    "ranks that others start": ("executor/ray_*.py", "executor/external_launcher.py", "distributed/launcher.py"),
+    "ranks that others start": (
+        *("executor/ray_*.py", "executor/external_launcher.py", "distributed/launcher.py", "executor/node.py"),
+    ),
     "weights that are too large to be in memory twice": (
         *("kernels/weight_rows.py", "kernels/cpu/packing_rows.py", "model_loader/streamed_rows.py"),
     ),

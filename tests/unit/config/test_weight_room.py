@@ -249,7 +249,7 @@ def test_the_tower_counts_unless_it_is_left_out(tmp_path: Path) -> None:
 
 
 def test_replicas_that_divide_the_experts_need_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    copied = Room(3 * GIB, None, num_replicas=3, expert_bytes=2 * GIB)
+    copied = Room(3 * GIB, Beside(2 * GIB), num_replicas=3)
     assert "need 9.00 GiB of memory (6.00 GiB of experts and 3.00 GiB" in refusal(copied, 4 * GIB, monkeypatch)
     once = copied._replace(num_expert_copies=1)
     assert "need 5.00 GiB of memory (2.00 GiB of experts and 3.00 GiB" in refusal(once, 4 * GIB, monkeypatch)
