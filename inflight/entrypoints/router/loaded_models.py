@@ -10,6 +10,7 @@ and the next request loads it again. If only its engine dies, its process restar
 import asyncio
 import logging
 import math
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -367,14 +368,21 @@ class LoadedModels:
         slot.process = None
 
     async def _look_after(self) -> None:
-        """Unload models that nobody has used for long, and kill processes that are stopped by a signal."""
+        """Unload models that nobody has used for long, or whose socket somebody has removed. Kill processes that are stopped
+        by a signal."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(STOPPED_LOOK_SECONDS)
             for slot in list(self._slots.values()):
                 if slot.process is not None and not slot.process.ended.done():
                     slot.process.process.kill_if_stopped()
-                if slot.may_leave and slot.is_idle and loop.time() - slot.last_used >= slot.idle_seconds:
+                is_reachable = not slot.socket or os.path.exists(slot.socket)
+                if slot.state is ModelState.LOADED and not is_reachable and not self._ending.is_set():
+                    logger.error(
+                        "the socket of model %s has gone, so it is loaded again: %s", slot.known.name, slot.socket
+                    )
+                    self.begin_unloading(slot)
+                elif slot.may_leave and slot.is_idle and loop.time() - slot.last_used >= slot.idle_seconds:
                     self.begin_unloading(slot)
 
     async def check_health(self) -> None:

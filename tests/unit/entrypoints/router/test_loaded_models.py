@@ -169,3 +169,21 @@ def test_a_process_that_ends_with_the_server_is_no_failure(caplog: pytest.LogCap
         assert isinstance(models.slot(A).failure, ShuttingDownError) and not caplog.records
 
     run(test)
+
+
+def test_a_model_whose_socket_has_gone_is_loaded_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its process lives, but nobody can reach it any more. Requests that run have their connections, and end."""
+
+    async def test(models: WithoutProcesses) -> None:
+        models.start_looking()
+        async with models.use(A) as slot:
+            slot.socket = str(tmp_path / "removed.sock")
+            while slot.state is not ModelState.UNLOADED:
+                await asyncio.sleep(0.01)
+            assert "the socket of model a has gone" in caplog.text
+        slot.socket = ""
+        async with models.use(A):
+            assert models.started == ["a", "a"]
+        await models.close()
+
+    run(test)
