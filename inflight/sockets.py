@@ -30,9 +30,17 @@ def shown(host: str, port: int) -> str:
 
 
 def listen_locally(name: str) -> socket.socket:
+    """
+    Raises:
+        OSError: another process listens.
+    """
     listening = socket.socket(socket.AF_UNIX)
-    listening.bind(f"\0{name}")
-    listening.listen(_BACKLOG)
+    try:
+        listening.bind(f"\0{name}")
+        listening.listen(_BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
     return listening
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import secrets
 import socket
 import time
 import uuid
@@ -62,3 +64,15 @@ def test_an_address_that_does_not_answer_is_unreachable_after_the_time_or_when_t
             start = time.monotonic()
             assert unreachable({7: full.getsockname()}, seconds, lambda: is_in_vain) == (7,)  # noqa: B023
             assert time.monotonic() - start < 300
+
+
+def test_a_local_name_that_is_taken_leaves_no_socket_open() -> None:
+    """The suite makes an error of a socket that is collected without having been closed."""
+    name = secrets.token_hex(8)
+    with listen_locally(name):
+        with pytest.raises(OSError, match="in use"):
+            listen_locally(name)
+        connect_locally(name).close()
+    gc.collect()
+    with pytest.raises(OSError, match="refused"):
+        connect_locally(name)
