@@ -36,7 +36,7 @@ from inflight.layers.context import LayerContext, make_context
 from inflight.layers.linear import Linear
 from inflight.layers.weights import Loadable
 from inflight.model_loader.open_source import open_source
-from inflight.model_loader.streamed_rows import StreamedRows, is_streamed
+from inflight.model_loader.streamed_rows import StreamedRows, fill_with_rows, is_streamed
 from inflight.model_loader.weight_check import check_weights, list_names
 from inflight.model_loader.weight_size import WeightSizes, weight_sizes
 from inflight.model_loader.weight_source import WeightSource
@@ -287,11 +287,10 @@ def _fill_from_source(
             stored = source.tensors[name]
             if is_streamed(slot, stored):
                 rows = StreamedRows(source, name, held, slot.destination.dtype, check)
-                if stored.is_quantized and slot.accept is not None and not rows.is_quantized:
-                    not_kept.append(name)
-                if slot.accept is None or not slot.accept(rows):
-                    rows.copy_to(slot.destination)
-                continue
+                if fill_with_rows(slot, rows):
+                    if stored.is_quantized and slot.accept is not None and not rows.is_quantized:
+                        not_kept.append(name)
+                    continue
             part = check(name, read(name, tuple(held)))
             if stored.is_quantized and not isinstance(part, QuantizedWeight):
                 not_kept.append(name)

@@ -36,11 +36,26 @@ class StreamedRows(WeightRows):
         rows = slice(self._first_row + start, self._first_row + stop)
         with self._source.open() as read:
             part = self._check(self._name, read(self._name, (rows, self._columns)))
-        return part.to(self._dtype) if isinstance(part, Tensor) else part
+        if isinstance(part, QuantizedWeight):
+            return part
+        floats = part.to(self._dtype)
+        return floats if floats.stride(1) == 1 else floats.contiguous()
 
 
 def is_streamed(slot: WeightSlot, stored: StoredTensor) -> bool:
     """Whether the part of the tensor that a slot is for is read so: if it is large, or becomes floats."""
-    if len(slot.shape) != 2 or slot.rows is not None or slot.offset:
-        return False
+    if len(slot.shape) != 2 or slot.rows is not None or slot.offset or slot.destination.is_meta:
+        return False  # without memory, `accept` keeps the part for something else
     return slot.destination.numel() >= LARGE or (stored.is_quantized and slot.accept is None)
+
+
+def fill_with_rows(slot: WeightSlot, rows: StreamedRows) -> bool:
+    """Gives a slot the rows, at once or for later. Returns False if the layer does not take rows, but may accept the whole
+    part: integers, of which a GPU and plain torch make weights of their own."""
+    if slot.accept is not None:
+        if slot.accept(rows):
+            return True
+        if rows.is_quantized:
+            return False
+    rows.copy_to(slot.destination)
+    return True
