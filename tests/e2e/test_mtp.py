@@ -25,6 +25,7 @@ from tests.support.drafts import (
     verify_all_drafts,
     without_drafts,
 )
+from tests.support.gguf_experts import TYPES, write_mixture
 from tests.support.gguf_writer import write_file
 from tests.support.model_zoo import FAMILY_CONFIGS, write_model
 from tests.support.mtp_models import MtpTruth, write_mtp_model
@@ -68,10 +69,13 @@ def test_drafts_have_the_logits_of_transformers(family: str, number: int, tmp_pa
         torch.testing.assert_close(proposal.logits, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["qwen35", "qwen35moe"])
+@pytest.mark.parametrize("case", ["qwen35", "qwen35moe", "deepseek2, sigmoids", "glm4moe"])
 def test_drafts_of_a_gguf_file(case: str, tmp_path: Path) -> None:
     """Numbers of recurrent layers, and norms, are rounded on their way into the file and back."""
-    plain, file = write_file(tmp_path, case, GGMLQuantizationType.F32, has_mtp=True)
+    if case == "glm4moe":
+        plain, file = write_mixture(tmp_path, case, {}, has_mtp=True)
+    else:
+        plain, file = write_file(tmp_path, case, GGMLQuantizationType.F32, has_mtp=True)
     truth = MtpTruth(plain)
     with verify_all_drafts():
         llm = LLM(str(file), **ARGUMENTS, speculative_config=MTP)
@@ -81,6 +85,26 @@ def test_drafts_of_a_gguf_file(case: str, tmp_path: Path) -> None:
     for proposal in found[:: len(found) // 6]:
         expected = truth.logits(proposal.tokens, proposal.drafts[:-1])
         torch.testing.assert_close(proposal.logits, expected, atol=5e-4, rtol=5e-4)
+
+
+@pytest.mark.parametrize("is_quantized", [False, True])
+@pytest.mark.parametrize("case", ["deepseek2, sigmoids", "glm4moe"])
+def test_tokens_of_a_gguf_file_and_of_its_folder(case: str, is_quantized: bool, tmp_path: Path) -> None:
+    """With drafts and without. Quantized weights are multiplied as integers, so then the folder's tokens may be others."""
+    if case == "glm4moe":
+        plain, file = write_mixture(tmp_path, case, TYPES if is_quantized else {}, has_mtp=True)
+    else:
+        kind = GGMLQuantizationType.Q8_0 if is_quantized else GGMLQuantizationType.F32
+        plain, file = write_file(tmp_path, case, kind, has_mtp=True)
+    found = dict[tuple[Path, bool], Tokens]()
+    for folder in (file,) if is_quantized else (file, plain):
+        for has_drafts in (False, True):
+            with verify_all_drafts():
+                llm = LLM(str(folder), **ARGUMENTS, speculative_config=MTP if has_drafts else None)
+            with llm:
+                found[folder, has_drafts] = generate(llm, 0.0)
+                assert (llm.llm_engine.core.scheduler.stats.num_draft_tokens > 0) == has_drafts
+    assert all(tokens == found[file, False] for tokens in found.values())
 
 
 @pytest.mark.parametrize("name", FOLLOWING)

@@ -23,7 +23,9 @@ from transformers import (
 
 from tests.support.gguf_files import Number, Stored, floats, quantized, write_gguf
 from tests.support.gguf_models import COMMON, deinterleave, interleave, metadata_of, stored_name
+from tests.support.gguf_writer import NUMBERED_MTP
 from tests.support.model_zoo import write_model
+from tests.support.mtp_models import write_mtp_model
 
 _COMMON: dict[str, Any] = {**COMMON, "pad_token_id": None, "num_experts_per_tok": 2}
 CONFIGS: dict[str, PreTrainedConfig] = {
@@ -90,14 +92,21 @@ def write_mixture(
     merged: bool = False,
     apart: bool = False,
     metadata: Mapping[str, Any] | None = None,
+    has_mtp: bool = False,
 ) -> tuple[Path, Path]:
     """(a folder with plain weights, a GGUF file of the same model). The other arguments are those of `make_mixture`."""
-    plain, keys, tensors = make_mixture(folder, architecture, types, merged=merged, apart=apart)
+    plain, keys, tensors = make_mixture(folder, architecture, types, merged=merged, apart=apart, has_mtp=has_mtp)
     return plain, write_gguf(folder / "model.gguf", {**keys, **(metadata or {})}, tensors)
 
 
 def make_mixture(
-    folder: Path, architecture: str, types: Mapping[str, str] = TYPES, *, merged: bool = False, apart: bool = False
+    folder: Path,
+    architecture: str,
+    types: Mapping[str, str] = TYPES,
+    *,
+    merged: bool = False,
+    apart: bool = False,
+    has_mtp: bool = False,
 ) -> tuple[Path, dict[str, Any], dict[str, Stored]]:
     """(a folder with plain weights, the metadata and the tensors of a GGUF file of the same model).
 
@@ -105,9 +114,11 @@ def make_mixture(
         types: of matrices; those not named are F32.
         merged: gate and up are one tensor.
         apart: each expert has tensors of its own, as in files of 2023.
+        has_mtp: with a layer that predicts drafts; of GLM.
     """
     config = CONFIGS[architecture]
-    plain = write_model(config, folder / "plain", seed=4)
+    plain = (write_mtp_model if has_mtp else write_model)(config, folder / "plain", seed=4)
+    num_layers = config.num_hidden_layers + has_mtp
     random = np.random.default_rng(4)
     weights = load_file(plain / "model.safetensors")
     tensors: dict[str, Stored] = {}
@@ -119,7 +130,7 @@ def make_mixture(
         tensors[name] = quantized(kind, tuple(weight.shape), random) if kind.startswith("Q") else floats(weight)
         return tensors[name].weight
 
-    for layer in range(_first_sparse(config), config.num_hidden_layers):
+    for layer in range(_first_sparse(config), num_layers):
         experts = _experts(weights, layer)
         block = f"blk.{layer}"
         if merged:
@@ -139,7 +150,11 @@ def make_mixture(
         as_read = store(whole, as_stored[0] if whole.endswith(_ONE_ROW) else as_stored)
         weights[name] = (deinterleave(as_read, 64) if is_interleaved else as_read).view(weight.shape).contiguous()
     save_file(weights, plain / "model.safetensors", {"format": "pt"})
-    return plain, _metadata(architecture, config), tensors
+    keys = _metadata(architecture, config)
+    if has_mtp:
+        counts = {"block_count": Number("I", num_layers), "nextn_predict_layers": Number("I", 1)}
+        keys |= {f"{architecture}.{name}": value for name, value in counts.items()}
+    return plain, keys, tensors
 
 
 def put_weights(plain: Path, architecture: str, stored: Mapping[str, Tensor]) -> None:
@@ -173,6 +188,9 @@ def _place(architecture: str, name: str) -> tuple[str, bool]:
         return f"blk.{name.split('.')[2]}.exp_probs_b.bias", False
     if architecture == "glm4moe" and name.endswith(".post_attention_layernorm.weight"):
         return f"blk.{name.split('.')[2]}.post_attention_norm.weight", False
+    module = name.split(".", 3)[-1]
+    if module in NUMBERED_MTP:
+        return f"blk.{name.split('.')[2]}.nextn.{NUMBERED_MTP[module]}.weight", False
     own = next((stem for module, stem in _NAMES.items() if name.endswith(f".{module}.weight")), None)
     whole = f"blk.{name.split('.')[2]}.{own}.weight" if own else stored_name(architecture, name)[1]
     return whole, architecture in INTERLEAVED and (".q_proj." in name or ".k_proj." in name)

@@ -284,6 +284,13 @@ _OF_MTP = {
     "mtp.pre_fc_norm_embedding.weight": "enorm",
     "mtp.pre_fc_norm_hidden.weight": "hnorm",
 }
+# The same in families that number the layer
+NUMBERED_MTP = {
+    "eh_proj.weight": "eh_proj",
+    "shared_head.norm.weight": "shared_head_norm",
+    "enorm.weight": "enorm",
+    "hnorm.weight": "hnorm",
+}
 
 
 def write_file(
@@ -302,7 +309,7 @@ def write_file(
         kind: of matrices, except for those that the converter keeps in F32.
         joins_keys_and_values: as in files of deepseek2 before May 2025.
         change: called with the writer before the metadata is written.
-        has_mtp: with a layer that predicts drafts; of Qwen3.5.
+        has_mtp: with a layer that predicts drafts.
         config: another model of the same architecture.
     """
     architecture = CASES[case][0]
@@ -357,6 +364,9 @@ def _stored(case: str, config: Any, given: Numbers, joins_keys_and_values: bool)
             found[_OUTER[name]] = places
             continue
         block, module = f"blk.{in_layer[1]}.", in_layer[2]
+        if module in NUMBERED_MTP:
+            found[f"{block}nextn.{NUMBERED_MTP[module]}.weight"] = places
+            continue
         expert = _EXPERT.fullmatch(module)
         if expert is not None:
             stack = f"{block}ffn_{_PROJECTIONS[expert[2]]}_exps.weight"

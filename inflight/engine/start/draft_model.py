@@ -149,7 +149,9 @@ def _arguments(config: EngineConfig, args: EngineArgs, speculative: SpeculativeC
 def _check_kind(draft: ModelConfig) -> None:
     architecture = draft.architecture
     problem = (
-        "is computed by transformers' code"
+        "reads the keys and values of the served model, and Inflight does not compute such a drafter"
+        if architecture.name.endswith("AssistantForCausalLM")
+        else "is computed by transformers' code"
         if architecture.implementation == TRANSFORMERS
         else "makes vectors or scores, and no tokens"
         if architecture.pooler is not None

@@ -104,3 +104,30 @@ def test_auto_is_mtp_where_the_checkpoint_has_its_layer(
     else:
         assert (found.speculative, found.draft_model) == (None, None)
         assert "mtp.layers.0" in caplog.text
+
+
+def test_drafters_of_gemma_4_and_ernie_are_refused(tmp_path: Path) -> None:
+    """Gemma 4's assistants have no keys of their own, and no code tells what ERNIE's layer computes."""
+    gemma = write_model(FAMILY_CONFIGS["gemma4"][0], tmp_path / "gemma", seed=0)
+    assistant = tmp_path / "assistant"
+    assistant.mkdir()
+    fields = {"architectures": ["Gemma4AssistantForCausalLM"], "model_type": "gemma4_assistant"}
+    text = json.loads((gemma / "config.json").read_text())
+    (assistant / "config.json").write_text(json.dumps({**fields, "text_config": text, "backbone_hidden_size": 64}))
+    ernie = write_model(FAMILY_CONFIGS["ernie4_5_moe"][0], tmp_path / "ernie", seed=0)
+
+    def refusal(served: Path, drafting: dict[str, str]) -> str:
+        args = EngineArgs(
+            model=str(served),
+            device="cpu",
+            max_model_len=64,
+            skip_tokenizer_init=True,
+            speculative_config=drafting,
+        )
+        with pytest.raises(ConfigError) as error:
+            resolve_config(args)
+        return str(error.value)
+
+    found = refusal(gemma, {"method": "draft_model", "model": str(assistant)})
+    assert "Gemma4AssistantForCausalLM) reads the keys and values of the served model" in found
+    assert "Ernie4_5_MoeForCausalLM is a family without such a layer" in refusal(ernie, {"method": "ernie_mtp"})
