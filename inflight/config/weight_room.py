@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from inflight.config.architecture import DTYPE_BYTES, INFLIGHT, ModelArchitecture
+from inflight.config.engine import ModelConfig
 from inflight.config.experts import MANY_TOKENS
 from inflight.config.free_memory import available_bytes, is_limited
 from inflight.config.gguf_file import GgufTensor, read_part
@@ -41,21 +42,23 @@ class Beside(NamedTuple):
     Attributes:
         expert_bytes: those of the weights that are experts.
         smaller: quantization -> the bytes of the weights with it.
+        draft_bytes: those of the weights that are a draft model, an EAGLE head or an MTP layer.
     """
 
     expert_bytes: int = 0
     smaller: Mapping[str, int] = MappingProxyType({})
+    draft_bytes: int = 0
 
     def times(self, factor: float) -> Beside:
         """Of so many replicas or ranks."""
         smaller = {name: int(size * factor) for name, size in self.smaller.items()}
-        return Beside(int(self.expert_bytes * factor), smaller)
+        return Beside(int(self.expert_bytes * factor), smaller, int(self.draft_bytes * factor))
 
     def plus(self, other: Beside) -> Beside:
         """Of two models. Formats that only one of them can have are left out."""
         names = [name for name in self.smaller if name in other.smaller]
         smaller = {name: self.smaller[name] + other.smaller[name] for name in names}
-        return Beside(self.expert_bytes + other.expert_bytes, smaller)
+        return Beside(self.expert_bytes + other.expert_bytes, smaller, self.draft_bytes + other.draft_bytes)
 
 
 class Request(NamedTuple):
@@ -136,15 +139,21 @@ def weights_do_not_fit(
     `beside`: of all replicas, too."""
     replicas = f" of {num_replicas} replicas" if num_replicas > 1 else ""
     experts = beside.expert_bytes
-    rest = num_bytes - experts
-    of_experts = f" ({gibibytes(experts)} of experts and {gibibytes(rest)} of the rest)" if experts else ""
-    needed = f"the weights{replicas} need {gibibytes(num_bytes)} of memory{of_experts}"
+    drafts = beside.draft_bytes
+    parts = [f"{gibibytes(experts)} of experts"] if experts else []
+    if drafts:
+        parts.append(f"{gibibytes(drafts)} of what writes drafts")
+    rest = num_bytes - experts - drafts
+    of_parts = f" ({', '.join(parts)} and {gibibytes(rest)} of the rest)" if parts else ""
+    needed = f"the weights{replicas} need {gibibytes(num_bytes)} of memory{of_parts}"
     kv_bytes = 0 if request is None else num_replicas * request.num_bytes
     if request is not None and kv_bytes:
         longest = f"one request of max_model_len={request.num_tokens}"
         needed += f", and the KV cache {gibibytes(kv_bytes)} for {longest}{' in each' if num_replicas > 1 else ''}"
     smaller = {name: size for name, size in beside.smaller.items() if size < 0.9 * num_bytes}
     ways = [_way(name, size, free_bytes, kv_bytes) for name, size in smaller.items()]
+    if drafts:
+        ways.append("leave speculative_config out")
     if num_replicas > 1:
         ways.append("lower data_parallel_size")
     ways.append("raise the memory limit of the container" if is_limited() else "end other programs")
@@ -200,6 +209,22 @@ def find_room(
     formats = smaller_formats(quantization)
     smaller = {name: _num_bytes(tensors, element, *_OFFERED[name]) for name in formats}
     return Room(_num_bytes(tensors, element, layer), Beside(_num_bytes(experts, element, layer), smaller))
+
+
+def with_draft(room: Room, draft: ModelConfig) -> Room:
+    """`room` with the fewest bytes of what writes drafts: a model, or a layer of `draft`."""
+    architecture = draft.architecture
+    quantization = draft.quantization.layers
+    if architecture.hidden_inputs is None:
+        alone = find_room(draft.folder, architecture, draft.dtype, quantization)
+        num_bytes = 0 if alone is None else alone.num_bytes
+    else:
+        features = sum(layer.mixer.num_features for layer in architecture.layers)
+        element = DTYPE_BYTES.get(draft.dtype, 2) if quantization is None else _INT4_BYTES
+        num_bytes = int(features * architecture.hidden_size * element)
+    smaller = {name: size + num_bytes for name, size in room.beside.smaller.items()}
+    beside = room.beside._replace(smaller=smaller, draft_bytes=num_bytes)
+    return room._replace(num_bytes=room.num_bytes + num_bytes, beside=beside)
 
 
 def _gguf_bytes(tensor: GgufTensor, quantization: str | None) -> float:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from inflight.config.architecture import ModelArchitecture
+from inflight.config.engine import ModelConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.config.expert_parallel import is_in_lockstep
 from inflight.config.gguf_config import read_model_config
@@ -16,9 +17,10 @@ from inflight.config.overrides import merge_overrides
 from inflight.config.resolve import find_conflicts
 from inflight.config.safetensors_file import check_files_exist, check_headers
 from inflight.config.unknown_family import describe_model
-from inflight.config.weight_room import Request, check_room, find_room
+from inflight.config.weight_room import Request, check_room, find_room, with_draft
 from inflight.damaged_files import named_errors
 from inflight.engine.start.generation_defaults import default_sampling_params, eos_token_ids
+from inflight.entrypoints.serve.check_drafts import resolve_drafter
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.tls import make_ssl_context
@@ -66,16 +68,26 @@ def model_problems(args: EngineArgs) -> list[str]:
             )
         with named_errors(UnsupportedModelError, source, "its configuration"):
             found += find_conflicts(args, folder=source, architecture=architecture, machine=machine)
-            return found + _problems_of(lambda: _check_room(args, source, mmproj, architecture, machine))
+            draft: ModelConfig | None = None
+            try:
+                draft = resolve_drafter(args, source, is_valid=not found)
+            except ConfigError as error:
+                found.append(str(error))
+            return found + _problems_of(lambda: _check_room(args, source, mmproj, architecture, machine, draft))
     except ConfigError as error:
         return [*found, str(error)]
 
 
 def _check_room(
-    args: EngineArgs, source: Path, mmproj: Path | None, architecture: ModelArchitecture, machine: Machine
+    args: EngineArgs,
+    source: Path,
+    mmproj: Path | None,
+    architecture: ModelArchitecture,
+    machine: Machine,
+    draft: ModelConfig | None = None,
 ) -> None:
     """Raises OutOfMemoryError if weights, KV caches and host pools do not fit into the memory. Reads the headers of the
-    weights."""
+    weights. `draft`: the model, layer or head that writes drafts."""
     quantization = args.quantization if args.quantization in ("int4", "int8", "fp8") else None
     room = None if args.load_format == "dummy" else find_room(source, architecture, args.dtype, quantization, mmproj)
     if room is not None and args.nnodes == 1:
@@ -94,7 +106,10 @@ def _check_room(
             dtype,
             dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype,
         )
-        check_room(room._replace(kv_cache_bytes=args.kv_cache_memory_bytes or 0), machine, request)
+        room = room._replace(kv_cache_bytes=args.kv_cache_memory_bytes or 0)
+        if draft is not None:
+            room = with_draft(room, draft)
+        check_room(room, machine, request)
 
 
 def _check_generation_config(args: EngineArgs, source: Path) -> None:
