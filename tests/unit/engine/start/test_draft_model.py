@@ -118,11 +118,7 @@ def test_drafters_of_gemma_4_and_ernie_are_refused(tmp_path: Path) -> None:
 
     def refusal(served: Path, drafting: dict[str, str]) -> str:
         args = EngineArgs(
-            model=str(served),
-            device="cpu",
-            max_model_len=64,
-            skip_tokenizer_init=True,
-            speculative_config=drafting,
+            model=str(served), device="cpu", max_model_len=64, skip_tokenizer_init=True, speculative_config=drafting
         )
         with pytest.raises(ConfigError) as error:
             resolve_config(args)
