@@ -134,6 +134,18 @@ def test_a_call_of_the_ranks_first_commits_the_steps_in_flight(world: World) -> 
     assert first.finished == {"a": FinishReason.LENGTH}
 
 
+def test_a_core_that_hears_of_the_end_of_the_epoch_submits_nothing_more(world: World) -> None:
+    core, executor = core_of(world, 0), world.executor(0)
+    world.engines[0].add("a", [1, 2, 3], max_tokens=20)
+    world.links[0].news.append((1, {"over": core._group.epoch}))
+    core._submit_steps()
+    assert core._group.phase is Phase.OVER and executor.num_submitted == 0
+    world.executor(1).leave()  # that is why the other core has said so
+    core_of(world, 1)._group.leave("bad luck")
+    world.settle()
+    assert world.engines[0].finished == {"a": FinishReason.LENGTH}
+
+
 class Fuzz:
     """Requests, aborts, faults and ends of cores at random."""
 

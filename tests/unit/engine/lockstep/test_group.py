@@ -198,3 +198,15 @@ def test_a_core_that_ends_because_the_engine_is_closed_says_so() -> None:
     net.restart(0)
     net.settle()
     assert not net.groups[1].is_closing
+
+
+def test_an_older_step_that_is_heard_of_later_takes_nothing_back() -> None:
+    """Two cores may announce steps at the same time, and their links are not equally fast."""
+    net = running(3)
+    first, second, third = net.groups
+    first.announce(4)
+    third.announce(4)
+    first.announce(5)
+    for sender in (0, 0, 2):
+        net.deliver(sender, 1)
+    assert second.target == 5
