@@ -188,6 +188,7 @@ class FamilyProcessor:
                 text=self._placeholder,
                 return_text_replacement_offsets=True,
                 images_kwargs={**options, "return_tensors": "np"},
+                text_kwargs={"return_tensors": "np"},  # some processors ask for tensors of torch otherwise
             )
         except MemoryError:
             raise InvalidRequestError(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,10 +25,11 @@ from inflight.multimodal.expansion import expand_text
 from inflight.multimodal.family_processor import FamilyProcessor
 from inflight.multimodal.image_parts import images_part
 from inflight.multimodal.messages import Start
-from tests.support.image_models import byte_tokenizer, drawing, processor_of_transformers
-from tests.support.transformers_vision_models import TYPES, family_of, write_tower_type
+from tests.support.image_models import byte_tokenizer, drawing, processor_of_transformers, write_image_family
+from tests.support.transformers_vision_models import TYPES, config_of, family_of, write_tower_type
 from tests.support.vision_models import reference_model
 
+ROOT = Path(__file__).parents[2]
 MAX_TOKENS = 8
 PARAMS = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
 # The sizes of the images of each prompt. The first two have images of the same size behind the same text.
@@ -107,6 +111,40 @@ def test_the_answers_are_those_of_transformers(tmp_path: Path, name: str) -> Non
     given = given_of(name, folder)
     assert answers(folder, given) == [each.answer for each in given]
     assert given[0].tokens == given[1].tokens and given[0].answer != given[1].answer
+
+
+PROCESSES = """
+import sys
+from pathlib import Path
+from PIL import Image
+from inflight.multimodal.processor_main import hide_torch
+
+hide_torch()
+from inflight.multimodal.family_processor import FamilyProcessor
+from inflight.multimodal.messages import Start
+
+for name, image_token_id in (each.split(":") for each in sys.argv[1:]):
+    processor = FamilyProcessor(Start(folder=Path(name), tokenizer=Path(name), image_token_id=int(image_token_id)))
+    assert processor.process(Image.new("RGB", (50, 40)), {}).inputs, name
+"""
+
+
+def test_the_processors_need_no_torch(tmp_path: Path) -> None:
+    """In an engine, the processes that process images do not import it."""
+    given = []
+    for name in TYPES:
+        config = config_of(name)
+        config.save_pretrained(tmp_path / name)
+        write_image_family(tmp_path / name, family_of(name))
+        given.append(f"{name}:{byte_tokenizer(TYPES[name].special_tokens).token_to_id(TYPES[name].image_token)}")
+    found = subprocess.run(
+        [sys.executable, "-c", PROCESSES, *given],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
 
 
 def test_a_part_for_text_that_only_transformers_knows(tmp_path: Path) -> None:
