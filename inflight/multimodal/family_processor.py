@@ -102,7 +102,7 @@ class FamilyProcessor:
         if self._keeps_whole:
             if options:
                 self._check_pieces([(np.asarray(pixels, dtype=np.float32), (1, 1, 1))])
-            whole = self._whole(found)
+            whole = self._whole(found, image)
             return ProcessedImage(placeholder=self._placeholder, expansion=expansion, inputs=(whole,), border=border)
         pieces = self._pieces(np.asarray(pixels, dtype=np.float32), found)
         if options:
@@ -122,14 +122,15 @@ class FamilyProcessor:
             ),
         )
 
-    def _whole(self, found: Any) -> ProcessedInput:  # Any: of transformers
+    def _whole(self, found: Any, image: Image.Image) -> ProcessedInput:  # Any: of transformers
         """All that the processor has returned, for a tower of transformers. It gets the tokens from the first placeholder to
         the last one, and tokens around them whose embeddings the tower makes, too (Ovis2's visual indicators)."""
         token_ids = [int(token_id) for token_id in found["input_ids"][0]]
         places = [place for place, token_id in enumerate(token_ids) if token_id == self._image_token_id]
         if not places:
-            raise ConfigError(
-                f"{type(self._processor).__name__} writes no placeholder {self._placeholder!r} for an image"
+            raise InvalidRequestError(
+                f"the processor of this model makes no token of an image of {image.width}x{image.height} pixels: send a "
+                "larger image"
             )
         first, last = places[0], places[-1]
         while first > 0 and token_ids[first - 1] in self._edge_ids:

@@ -154,6 +154,14 @@ def test_an_image_that_the_processor_refuses(
     assert error.value.param == ""
 
 
+def test_an_image_without_a_token_is_refused(
+    processors: dict[str, tuple[ImageFamily, FamilyProcessor, Any, Tokenizer]],
+) -> None:
+    """LightOnOCR's processor makes none of an image of one pixel."""
+    with pytest.raises(InvalidRequestError, match=r"makes no token of an image of 2x1 pixels: send a larger image"):
+        processors["qwen3_vl"][1]._whole({"input_ids": [[1, 2, 3]]}, drawing(2, 1))
+
+
 def test_digests_differ_with_pixels_and_grid() -> None:
     pixels = np.zeros((4, 8), dtype=np.float32)
     other = pixels.copy()
