@@ -235,7 +235,7 @@ class ModelDrafter(ABC):
 
     def warm_up(self, inputs: AttentionInputs) -> None:
         """Compute tokens that belong to no request, at these places."""
-        num_tokens = len(inputs.seq_lens)
+        num_tokens = int(inputs.query_start_loc[-1])
         zeros = self._device.to_device(np.zeros(num_tokens, dtype=np.int32))
         groups = [inputs] * len(self._builders)
         metadata = self._metadata(groups, num_tokens)
