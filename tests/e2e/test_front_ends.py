@@ -70,7 +70,7 @@ def test_both_serve_their_metrics_add_up_and_sigterm_ends_all(tmp_path: Path) ->
     with two_front_ends(tmp_path, **SLOW) as server:
         pids = tree_of(server.popen.pid)
         assert set(server.children()) >= TITLES
-        assert len(list(tmp_path.iterdir())) == 1, "the folder of the metrics"
+        assert len(list(tmp_path.iterdir())) == 2, "the folders of the metrics and of the responses"
         streams = [stream for each in streams_on_both(server, 75).values() for stream in each]
         for stream in streams:
             assert finish_reason(stream) == "length"
@@ -241,9 +241,10 @@ def test_the_death_of_the_engine_and_of_the_command_end_all(tmp_path: Path) -> N
         server.popen.kill()
         assert server.end() == -signal.SIGKILL
         assert_nothing_left(pids, set(), seconds=60.0)
-    (left,) = tmp_path.iterdir()  # nobody could remove the folder of the metrics
+    left = set(tmp_path.iterdir())  # nobody could remove the folders of the metrics and of the responses
+    assert len(left) == 2
     with two_front_ends(tmp_path) as server:
-        assert left not in set(tmp_path.iterdir())
+        assert not left & set(tmp_path.iterdir())
         server.popen.send_signal(signal.SIGTERM)
         assert server.end() == 0
     assert not list(tmp_path.iterdir())

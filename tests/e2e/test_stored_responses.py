@@ -142,6 +142,7 @@ def test_after_a_crash_responses_are_there_and_a_running_one_has_failed(tmp_path
         # a server that ends in order says so in the response
         running = client.responses.create(background=True, **LONG)
         server.popen.send_signal(signal.SIGTERM)
+        server.wait_until("/ready", 503)  # two signals at once could be one
         server.popen.send_signal(signal.SIGTERM)
         server.end()
     with serving(*options) as server, client_of(server) as client:

@@ -17,6 +17,7 @@ from inflight.entrypoints.ollama.translation import read_text
 from inflight.entrypoints.openai.chat import read_chat
 from inflight.entrypoints.openai.protocol import ChatCompletionRequest
 from inflight.entrypoints.responses_api.conversation import _read_chat
+from inflight.entrypoints.responses_api.kept import WholeInput
 from inflight.entrypoints.responses_api.protocol import ResponsesRequest
 from inflight.entrypoints.responses_api.tools import PromptTools
 from tests.unit.entrypoints.openai.test_chat import server
@@ -33,7 +34,8 @@ def of_chat(*messages: dict[str, Any], here: Any = SEES) -> ChatPrompt:
 
 def of_responses(*items: dict[str, Any], here: Any = SEES) -> ChatPrompt:
     asked = ResponsesRequest.model_validate({"input": [*items]})
-    return _read_chat(here, asked, PromptTools((), enforces_patterns=False)).prompt
+    whole = WholeInput(earlier=(), own=asked.input)
+    return _read_chat(here, asked, PromptTools((), enforces_patterns=False), whole).prompt
 
 
 def of_anthropic(*messages: dict[str, Any], here: Any = SEES, **more: Any) -> ChatPrompt:

@@ -6,6 +6,7 @@ import importlib
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,7 +113,10 @@ def test_several_front_ends_are_supervised(played: Played, tmp_path: Path) -> No
     settings, args = ServerSettings(uds=str(tmp_path / "socket"), api_server_count=2), EngineArgs()
     assert ends(settings, args) == 8
     assert played.calls == ["supervisor", "supervise"]
-    assert played.given == (settings, args) and played.clock.summary().count("listening") == 1
+    store = Path(played.given[0].response_store)
+    assert played.given == (replace(settings, response_store=str(store)), args)
+    assert played.clock.summary().count("listening") == 1
+    assert not store.parent.exists(), "the folder of the responses, which all front ends have used"
     assert not played.is_open_at_end and not (tmp_path / "socket").exists()
 
 
