@@ -23,7 +23,7 @@ from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.response_store.processes import is_running, own_name
 
 UNFINISHED = ("queued", "in_progress")
-_FORMAT = 1  # of the tables; a file of another format is not used
+_FORMAT = 0x496E_6601  # "In", "f" and the number of this form of the tables; a file of another format is not used
 _WAIT_SECONDS = 10.0  # for other processes that write
 _CLEAN_SECONDS = 60.0  # time between two looks for old responses
 _ROW_BYTES = 200  # what SQLite needs for a response or an item beside its texts
@@ -172,10 +172,12 @@ class ResponseStore:
         path.touch(mode=0o600)  # texts of users: for nobody else
         self._connection = sqlite3.connect(path, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False)
         self.close = finalize(self, self._connection.close)
+        self._make_tables()  # first of all: it refuses the file of another program, which must stay as it is
+        if path.stat().st_mode & 0o077:  # it was there before
+            path.chmod(0o600)
         self._do("PRAGMA journal_mode = WAL")
         self._do("PRAGMA synchronous = NORMAL")
         self._do("PRAGMA foreign_keys = ON")
-        self._make_tables()
 
     def _make_tables(self) -> None:
         self._do("BEGIN IMMEDIATE")

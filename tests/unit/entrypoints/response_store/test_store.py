@@ -215,13 +215,31 @@ def test_a_full_disk_changes_nothing(store: ResponseStore) -> None:
     assert store.add(new("2"))
 
 
-def test_a_file_of_something_else_is_not_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [0, 1])
+def test_the_file_of_another_program_is_refused_and_stays_as_it_is(tmp_path: Path, version: int) -> None:
     path = tmp_path / "other.sqlite"
     other = sqlite3.connect(path)
     other.execute("CREATE TABLE responses (id)")
+    other.execute(f"PRAGMA user_version = {version}")
     other.close()
+    path.chmod(0o644)
+    before = path.read_bytes()
     with pytest.raises(sqlite3.DatabaseError, match="other contents"):
         ResponseStore(path)
+    assert path.read_bytes() == before and stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_a_file_that_others_could_read_becomes_private(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    path.touch()
+    path.chmod(0o644)
+    store = ResponseStore(path)
+    store.add(new("1"))
+    assert {stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()} == {0o600}
+    store.close()
+
+
+def test_a_text_is_not_used(tmp_path: Path) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("not a database " * 100)
     with pytest.raises(sqlite3.DatabaseError):
