@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from inflight.entrypoints.cli.terminal import InterruptFlag, TextStream
 from inflight.errors import ConfigError, EngineError, InvalidRequestError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from inflight.entrypoints.llm_engine import LLMEngine
     from inflight.sampling_params import SamplingParams
 
+LOCAL_SERVER = "http://localhost:8000"
 API_KEY_VARIABLE = "OPENAI_API_KEY"  # as for other clients
 Message = Mapping[str, Any]  # Any: JSON
 
@@ -126,9 +127,7 @@ class ServedConversation(Conversation):
             ConfigError: the URL is none of a server.
         """
         super().__init__(system, images)
-        self._url = urlsplit(url if "://" in url else f"http://{url}")
-        if self._url.scheme not in ("http", "https") or not self._url.hostname:
-            raise ConfigError(f"url={url!r} is none of a server; give one like http://127.0.0.1:8000")
+        self._url = address_of(url if "://" in url else f"http://{url}")
         self._fields = dict(fields)
 
     def _answers(self, messages: list[Message]) -> Generator[str, None, None]:
@@ -161,6 +160,22 @@ class ServedConversation(Conversation):
                 raise EngineError(f"there is no machine {self._url.hostname!r}: check the address of --url") from error
             except (OSError, http.client.HTTPException) as error:
                 raise EngineError(f"{self._url.geturl()} does not answer: {error}") from error
+
+
+def address_of(url: str) -> SplitResult:
+    """The parts of a server's address.
+
+    Raises:
+        ConfigError: the text is no such address.
+    """
+    try:
+        address = urlsplit(url)
+        is_address = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
+    except ValueError:  # the port is no number or is too large, or a bracket is missing
+        is_address = False
+    if not is_address or any(letter.isspace() or not letter.isprintable() for letter in url):
+        raise ConfigError(f"--url {url!r} is no address of a server; give one as {LOCAL_SERVER}")
+    return address
 
 
 def _content(chunk: Mapping[str, Any]) -> str:  # Any: JSON

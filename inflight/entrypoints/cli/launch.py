@@ -21,8 +21,8 @@ import typer
 from inflight import envs
 from inflight.entrypoints.cli.agents import AGENTS, FOLDER, Agent, Setting, Target
 from inflight.entrypoints.cli.command import command, tell
-from inflight.entrypoints.cli.conversation import API_KEY_VARIABLE
-from inflight.entrypoints.cli.models import LOCAL_SERVER, NoServerError, WrongKeyError, served_models
+from inflight.entrypoints.cli.conversation import API_KEY_VARIABLE, LOCAL_SERVER
+from inflight.entrypoints.cli.models import NoServerError, WrongKeyError, served_models
 from inflight.errors import ConfigError, EngineError
 
 SHORT_CONTEXT = 16_384  # tokens; the first request of an agent has 10,000 to 30,000

@@ -1,5 +1,6 @@
 """`inflight pull`, `list`, `show`, `rm` and `ps`: the models on this machine, and those that servers serve now."""
 
+import http.client
 import json
 import os
 import urllib.error
@@ -11,14 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from inflight.entrypoints.cli.command import command
-from inflight.entrypoints.cli.conversation import API_KEY_VARIABLE
+from inflight.entrypoints.cli.conversation import API_KEY_VARIABLE, LOCAL_SERVER, address_of
 from inflight.entrypoints.cli.env import to_text
 from inflight.errors import ConfigError, EngineError
 from inflight.hub import resolve_model_folder
 from inflight.hub_cache import CachedModel, cached_models, check_files, remove_model, size_text
 from inflight.model_name import is_local, read_model_name
 
-LOCAL_SERVER = "http://localhost:8000"
 ASK_SECONDS = 5.0
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -136,8 +136,7 @@ def served_models(url: str, key: str | None) -> list[dict[str, Any]]:  # Any: JS
         NoServerError: no server answers there.
         EngineError: it has not OpenAI's API, or does not answer yet.
     """
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url {url!r} is no address of a server; give one as {LOCAL_SERVER}")
+    address_of(url)
     base = url.removesuffix("/v1")
     try:
         models = json.loads(_get(f"{base}/v1/models", key))["data"]
@@ -149,7 +148,7 @@ def served_models(url: str, key: str | None) -> list[dict[str, Any]]:  # Any: JS
         raise EngineError(f"{base}/v1/models answers {error.code} {error.reason}") from error
     except OSError as error:  # refused, no such host, a time-out
         raise NoServerError(f"no server answers at {base}: {getattr(error, 'reason', error)}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineError(f"{base}/v1/models answers with something else than a list of models") from error
     state = _state(base, key)
     return [{"model": name, "max_model_len": length, "state": state, "url": base} for name, length in ids]
@@ -163,11 +162,11 @@ def _state(base: str, key: str | None) -> str:
         with error:
             try:
                 return str(json.loads(error.read())["error"]["message"])
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
                 return (
                     "serving" if error.code == 404 else f"/ready answers {error.code}"
                 )  # other engines have no /ready
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         return f"no answer: {getattr(error, 'reason', error)}"
     return "ready"
 

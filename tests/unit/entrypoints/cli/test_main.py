@@ -429,7 +429,7 @@ def test_a_chat_with_a_server_that_is_not_there() -> None:
     assert "inflight serve" in done.stderr
     done = run("chat", "--url", "http://name.invalid", input="a\n")
     assert done.exit_code == 1 and "there is no machine 'name.invalid'" in done.stderr
-    assert "none of a server" in run("chat", "--url", "ftp://x", input="a\n").stderr
+    assert "no address of a server" in run("chat", "--url", "ftp://x", input="a\n").stderr
     assert "option of an engine" in run("chat", "--url", "x", "--dtype", "float32", input="a\n").stderr
 
 

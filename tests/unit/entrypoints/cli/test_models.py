@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from inflight.entrypoints.cli.conversation import LOCAL_SERVER
 from inflight.entrypoints.cli.model_facts import model_facts
-from inflight.entrypoints.cli.models import LOCAL_SERVER
 from inflight.hub import EMBEDDED_MODEL
 from tests.unit.entrypoints.runner import invoke
 from tests.unit.test_hub_cache import cache, download, full_cache
@@ -155,6 +156,31 @@ def test_a_server_that_lists_no_models(
     monkeypatch.setattr(_Server, "answers", {"/v1/models": answer})
     found, text = error("ps", "--url", address)
     assert found == code and says in text and len(text.splitlines()) == 1
+
+
+def test_a_server_that_speaks_something_else_than_http() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+        thread = threading.Thread(target=greet, daemon=True)
+        thread.start()
+        code, text = error("ps", "--url", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        thread.join()
+    assert code == 1 and "something else than a list of models" in text and len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8000", "http://", "http://h:x", "http://h:99999", "http://h:0", "http://a b", "http://[::1"]
+)
+@pytest.mark.parametrize("program", [("ps",), ("launch", "claude", "--print-env", "--model", "m")])
+def test_an_address_that_is_none(program: tuple[str, ...], url: str) -> None:
+    code, text = error(*program, "--url", url)
+    assert code == 2 and "is no address of a server" in text and len(text.splitlines()) == 1
 
 
 def test_no_server() -> None:
