@@ -72,7 +72,11 @@ class BackgroundResponses:
         key = job.kept.owner, job.id
         try:
             queued = presenter.response("queued")
-            is_added = await job.kept.add(job.id, presenter.model, "queued", queued, ())
+            try:
+                is_added = await job.kept.add(job.id, presenter.model, "queued", queued, ())
+            except ApiError as error:
+                job.is_added.set_exception(error)
+                return
             job.is_added.set_result(is_added)
             if not is_added:
                 return

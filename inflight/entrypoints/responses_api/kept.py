@@ -1,5 +1,6 @@
 """Stored responses, as a request to /v1/responses sees them: the conversation that it continues, and what is kept of it."""
 
+import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from inflight.entrypoints.fields.messages import MAX_MESSAGES
 from inflight.entrypoints.http.errors import ApiError
 from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.response_store.responses import StoredResponses
-from inflight.entrypoints.response_store.store import Item, NewResponse, ResponseStore
+from inflight.entrypoints.response_store.store import Item, NewResponse, ResponseStore, TooLargeError
 from inflight.entrypoints.responses_api.items import REASONING_ID, InputItem, ItemReference, MessageItem
 from inflight.entrypoints.responses_api.protocol import ResponsesRequest
 from inflight.interface.image_prompts import OWNER
+
+logger = logging.getLogger(__name__)
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])  # Any: the models of items
 _ID_PREFIXES: Mapping[str, str] = {
@@ -47,25 +50,40 @@ class Kept:
     has_events: bool
 
     async def add(self, id: str, model: str, status: str, body: bytes, output: Sequence[bytes]) -> bool | None:
-        """Returns None if it cannot be stored, and False if a response with this id is computed now."""
+        """Returns None if it cannot be stored, and False if a response with this id is computed now.
 
-        def work(store: ResponseStore) -> bool:
-            return store.add(
-                NewResponse(
-                    owner=self.owner,
-                    id=id,
-                    previous=self.previous,
-                    model=model,
-                    status=status,
-                    body=body,
-                    input=stored_input(self.input),
-                    output=stored_output(output),
-                    is_background=self.is_background,
-                    has_events=self.has_events,
-                )
+        Raises:
+            ApiError: it is to run in the background, and is larger than all stored responses may be together.
+        """
+
+        def work(store: ResponseStore) -> bool | TooLargeError:
+            new = NewResponse(
+                owner=self.owner,
+                id=id,
+                previous=self.previous,
+                model=model,
+                status=status,
+                body=body,
+                input=stored_input(self.input),
+                output=stored_output(output),
+                is_background=self.is_background,
+                has_events=self.has_events,
             )
+            try:
+                return store.add(new)
+            except TooLargeError as error:  # the file is as good as before
+                return error
 
-        return await self.responses.call(work)
+        found = await self.responses.call(work)
+        if not isinstance(found, TooLargeError):
+            return found
+        if self.is_background:
+            message = (
+                f"a response in the background must be stored, and this one cannot be: {found}. Send a smaller request"
+            )
+            raise ApiError(400, message, code="response_too_large")
+        logger.warning("the response %s is not stored: %s", id, found)
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +153,11 @@ async def _conversation(id: str, responses: StoredResponses) -> Sequence[Any]:
     if not found.last.has_ended:
         message = f"Previous response with id {id!r} is {found.last.status}: wait until it has ended, or cancel it."
         raise ApiError(400, message, param="previous_response_id", code="previous_response_not_completed")
-    return await responses.call(lambda store: _ITEMS.validate_json(_list_of(found.items))) or []
+    items = await responses.call(lambda store: _ITEMS.validate_json(_list_of(found.items)))
+    if items is None:  # the log says why; an answer without the conversation would be wrong
+        message = f"The conversation of the previous response {id!r} cannot be read: send all of it as input."
+        raise ApiError(500, message, type="server_error", param="previous_response_id", code="response_store_failed")
+    return items
 
 
 def _not_found(message: str) -> ApiError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -302,6 +304,32 @@ def test_if_nothing_can_be_stored_the_answer_is_given(tmp_path: Path, caplog: py
         assert api.get(f"{PATH}/resp_1").status == 404
     assert [record.message for record in caplog.records if "responses cannot be" in record.message][1:] == []
     assert "responses cannot be stored" in caplog.text
+
+
+def test_what_is_larger_than_all_may_be_is_answered_and_not_stored(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    other = create(api)
+    large = {"input": "x", "metadata": {"a": "x" * 2**20}}
+    made = create(api, **large)
+    assert made["output"][0]["content"][0]["text"] == "Hi!"
+    assert api.get(f"{PATH}/{made['id']}").status == 404
+    answer = api.post(PATH, {**large, "background": True})
+    assert (answer.status, answer.error["code"]) == (400, "response_too_large")
+    assert str(2**20) in answer.error["message"]
+    api.until(lambda: not api.num_running)
+    assert stored(api, other["id"]) == other
+    assert "responses cannot be" not in caplog.text, "the file can be used"
+    assert "is not stored" in caplog.text
+
+
+def test_a_conversation_that_cannot_be_read_is_not_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    with serving(replace(SETTINGS, response_store=str(path))) as api:
+        first = create(api)
+        with closing(sqlite3.connect(path)) as file, file:
+            file.execute("UPDATE items SET body = ?", (b'{"type":"message"}',))
+        answer = api.post(PATH, {"input": "y", "previous_response_id": first["id"]})
+        assert (answer.status, answer.error["code"]) == (500, "response_store_failed")
+        assert len(api.core.prompts) == 1
 
 
 def test_a_server_that_stores_nothing(tmp_path: Path) -> None:
