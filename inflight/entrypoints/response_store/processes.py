@@ -3,7 +3,8 @@
 import os
 from pathlib import Path
 
-_START_TIME = 19  # proc(5): the place of `starttime` in /proc/PID/stat, behind the process's own name
+_STATE, _START_TIME = 0, 19  # proc(5): places in /proc/PID/stat, behind the process's own name
+_ENDED = ("Z", "X")  # states of a process that has ended
 
 
 def own_name() -> str:
@@ -23,9 +24,11 @@ def is_running(name: str) -> bool:
 def _name(pid: int) -> str:
     """
     Raises:
-        OSError: there is no such process.
+        OSError: there is no such process, or it has ended, and only its parent has not asked for its exit code yet.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     namespace = os.readlink("/proc/self/ns/pid").partition("[")[2].rstrip("]")
-    start_time = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START_TIME]
-    return f"{boot}:{namespace}:{pid}-{start_time}"
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    if fields[_STATE] in _ENDED:
+        raise ProcessLookupError(f"process {pid} has ended")
+    return f"{boot}:{namespace}:{pid}-{fields[_START_TIME]}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -44,6 +47,17 @@ def test_what_a_killed_server_has_left_is_removed(folder: Path) -> None:
     place = StorePlace(ServerSettings())
     assert not left.exists() and linked.is_symlink()
     place.close()
+
+
+def test_a_killed_process_does_not_run_even_if_its_parent_does_not_look() -> None:
+    code = "from inflight.entrypoints.response_store.processes import own_name; print(own_name(), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        name = child.stdout.readline().strip()
+        assert is_running(name)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # until it has ended, and leaves its exit code where it is
+        assert not is_running(name)
 
 
 def test_without_a_temporary_folder_nothing_is_stored(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
