@@ -149,7 +149,7 @@ class ResponseStore:
     Args:
         max_bytes: of all responses together. If there are more, those of the owner with the most bytes go, the least recently
             used ones first.
-        max_seconds: how long a response is kept since it was used last.
+        max_seconds: how long a response is kept since it was used last. One that is computed now is kept.
         now: the clock.
 
     Raises:
@@ -210,10 +210,13 @@ class ResponseStore:
             raise TooLargeError(
                 f"a response of {num_bytes} bytes is larger than all may be together, {self._max_bytes}"
             )
-        before = self.find(new.owner, new.id)
-        if before is not None and not before.has_ended:
-            return False
         with self._transaction():
+            before = self._do(
+                "SELECT process FROM responses WHERE owner = ? AND id = ? AND status IN (?, ?)",
+                *(new.owner, new.id, *UNFINISHED),
+            ).fetchone()
+            if before is not None and is_running(before[0]):
+                return False
             self._do("DELETE FROM responses WHERE owner = ? AND id = ?", new.owner, new.id)
             number = self._do(
                 "INSERT INTO responses (owner, id, previous, model, status, process, is_background, has_events, used_at, "
@@ -275,8 +278,8 @@ class ResponseStore:
     def find(self, owner: str, id: str) -> Found | None:
         columns = "number, id, previous, model, status, is_background, has_events, body, process"
         row = self._do(
-            f"SELECT {columns} FROM responses WHERE owner = ? AND id = ? AND used_at >= ?",
-            *(owner, id, self._now() - self._max_seconds),
+            f"SELECT {columns} FROM responses WHERE owner = ? AND id = ? AND (used_at >= ? OR status IN (?, ?))",
+            *(owner, id, self._now() - self._max_seconds, *UNFINISHED),
         ).fetchone()
         if row is None:
             return None
@@ -369,7 +372,7 @@ class ResponseStore:
         now = self._now()
         if now - self._cleaned_at >= _CLEAN_SECONDS:
             self._cleaned_at = now
-            self._do("DELETE FROM responses WHERE used_at < ?", now - self._max_seconds)
+            self._remove_old(now - self._max_seconds)
             self._do("DELETE FROM shares WHERE num_bytes = 0")
         while self._do("SELECT TOTAL(num_bytes) FROM shares").fetchone()[0] > self._max_bytes:
             (owner,) = self._do("SELECT owner FROM shares ORDER BY num_bytes DESC LIMIT 1").fetchone()
@@ -380,6 +383,15 @@ class ResponseStore:
             ).rowcount
             if not removed:
                 return
+
+    def _remove_old(self, oldest: float) -> None:
+        self._do("DELETE FROM responses WHERE used_at < ? AND status NOT IN (?, ?)", oldest, *UNFINISHED)
+        unfinished = self._do(
+            "SELECT number, process FROM responses WHERE used_at < ? AND status IN (?, ?)", oldest, *UNFINISHED
+        ).fetchall()
+        for number, process in unfinished:
+            if not is_running(process):
+                self._do("DELETE FROM responses WHERE number = ?", number)
 
     def _transaction(self) -> "_Transaction":
         return _Transaction(self._do, self._roll_back)

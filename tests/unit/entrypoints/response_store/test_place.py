@@ -51,12 +51,16 @@ def test_what_a_killed_server_has_left_is_removed(folder: Path) -> None:
 
 def test_a_killed_process_does_not_run_even_if_its_parent_does_not_look() -> None:
     code = "from inflight.entrypoints.response_store.processes import own_name; print(own_name(), flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
         assert child.stdout is not None
         name = child.stdout.readline().strip()
         assert is_running(name)
         child.kill()
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # until it has ended, and leaves its exit code where it is
+        os.waitid(
+            os.P_PID, child.pid, os.WEXITED | os.WNOWAIT
+        )  # until it has ended, and leaves its exit code where it is
         assert not is_running(name)
 
 

@@ -157,6 +157,21 @@ def test_a_response_that_is_computed_is_neither_replaced_nor_removed_for_room(st
     assert store.is_computing(["m"]) and not store.is_computing(["n"])
 
 
+def test_a_response_that_is_computed_does_not_grow_old(store: ResponseStore, clock: Clock) -> None:
+    store.add(new("1", status="in_progress", output=()))
+    store.add(new("dead", status="in_progress", output=()))
+    store._do("UPDATE responses SET process = 'x' WHERE id = 'dead'")
+    clock.now += 101  # longer than responses are kept
+    found = store.find("", "1")
+    assert found is not None and found.status == "in_progress"
+    store.add(new("2"))  # removes what is too old
+    assert store._do("SELECT id FROM responses ORDER BY number").fetchall() == [("1",), ("2",)]
+    assert not store.add(new("1"))
+    assert store.advance("", "1", "completed", BODY)
+    clock.now += 101
+    assert store.find("", "1") is None
+
+
 DIES = """
 import sys
 from pathlib import Path
