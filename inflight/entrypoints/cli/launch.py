@@ -297,7 +297,8 @@ def _print(agent: Agent, target: Target, arguments: list[str]) -> None:
     setting = agent.make(target)
     folder = f"$HOME/.cache/inflight/launch-{agent.program}"
     for name, text in setting.files.items():
-        typer.echo(f'mkdir -p "{folder}" && printf %s {shlex.quote(text)} > "{folder}/{name}"')
+        write = f'mkdir -p "{folder}" && printf %s {shlex.quote(text)} > "{folder}/{name}"'
+        typer.echo(f"(umask 077 && {write})")  # a key is in it
     for variable, value in setting.variables.items():
         if value is None:
             typer.echo(f"unset {variable}")

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import signal
+import stat
 import subprocess
 import sys
 import tomllib
@@ -193,6 +194,14 @@ def test_without_a_server_the_lines_are_those_of_the_given_model(seen: Path) -> 
     done = invoke(["launch", "codex", "--url", "http://127.0.0.1:1", "-m", "org/name", "--print-env"])
     assert done.exit_code == 0 and shlex.split(done.stdout.splitlines()[-1])[:3] == ["codex", "-c", 'model="org/name"']
     assert "model_context_window" not in done.stdout
+
+
+def test_only_the_user_can_read_a_file_with_the_key(tmp_path: Path, seen: Path) -> None:
+    printed = invoke(["launch", "pi", "--url", "http://127.0.0.1:1", "-m", "m", "--print-env"])
+    home = tmp_path / "home"
+    subprocess.run(["sh", "-c", printed.stdout], check=False, env={**os.environ, "HOME": str(home)})
+    (written,) = home.rglob("models.json")
+    assert stat.S_IMODE(written.stat().st_mode) == 0o600
 
 
 def test_the_values_are_toml() -> None:
