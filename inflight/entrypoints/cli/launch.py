@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -247,26 +247,35 @@ def _run(agent: Agent, target: Target, arguments: list[str]) -> int:
         for name, value in setting.variables.items():
             if value is None:
                 environment.pop(name, None)
-        with _signals() as children:
+        with _signals() as forward_to:
             program = subprocess.Popen([agent.program, *setting.options, *arguments], env=environment)
-            children.append(program)
+            forward_to(program)
             code = program.wait()
     return 128 - code if code < 0 else code
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator["list[subprocess.Popen[bytes]]"]:
-    """The agent gets the signals that ask this process to end. Ctrl-C is the agent's own."""
+def _signals() -> Iterator["Callable[[subprocess.Popen[bytes]], None]"]:
+    """The agent gets the signals that ask this process to end, also those that come while it is started. Ctrl-C is the
+    agent's own. Yields a function that is called with the agent as soon as it runs."""
     children: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
 
     def forward(number: int, _: FrameType | None) -> None:
+        if not children:
+            early.append(number)
         for child in children:
+            child.send_signal(number)
+
+    def forward_to(child: "subprocess.Popen[bytes]") -> None:
+        children.append(child)
+        for number in early:
             child.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
     before |= {number: signal.signal(number, lambda *_: None) for number in _OF_THE_TERMINAL}
     try:
-        yield children
+        yield forward_to
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from inflight.entrypoints.cli.agents import AGENTS, FOLDER, Target
-from inflight.entrypoints.cli.launch import SHORT_CONTEXT
+from inflight.entrypoints.cli.launch import SHORT_CONTEXT, _signals
 from tests.support.waits import wait_until
 from tests.unit.entrypoints.cli.test_models import _Server, address
 from tests.unit.entrypoints.runner import invoke
@@ -119,6 +119,14 @@ def test_signals_reach_the_agent(served: str, seen: Path) -> None:
     process.send_signal(signal.SIGINT)  # the agent's own: from a terminal it would get it, too
     process.send_signal(signal.SIGTERM)
     assert process.wait(300) == 7
+
+
+def test_a_signal_that_comes_while_the_agent_is_started_reaches_it_too() -> None:
+    with _signals() as forward_to:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]) as program:
+            forward_to(program)
+            assert program.wait(60) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(
