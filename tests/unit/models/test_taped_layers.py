@@ -265,7 +265,7 @@ def test_ranks_that_share_memory(tmp_path: Path, connect: Connect, calls: list[s
     assert calls.count("record") == 4 and calls.count("replay") == 18
     calls.clear()
     for session, each in zip(sessions, connect(), strict=True):  # as in a new epoch
-        session.model.taped._tp.connect(each)
+        session.model.taped._group.connect(each)
         session.clear()
     assert_same(run_both(sessions), plain)
     assert calls.count("record") == 4
@@ -279,7 +279,7 @@ def test_new_collectives_drop_the_tapes(tmp_path: Path, connect: Connect, calls:
         run_both(sessions)
     first = calls.count("record")
     for session, each in zip(taped, connect(), strict=True):
-        session.model.taped._tp.connect(each)
+        session.model.taped._group.connect(each)
     for session in (*plain, *taped):
         session.rewind()
     assert_same(run_both(taped), run_both(plain))

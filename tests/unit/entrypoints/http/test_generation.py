@@ -12,7 +12,7 @@ import pytest
 
 from inflight.entrypoints.http.errors import to_api_error
 from inflight.entrypoints.http.field_names import FieldNames
-from inflight.entrypoints.http.generation import MAX_LOGPROBS_OF_ANSWER, _check, _check_logprobs, send_events
+from inflight.entrypoints.http.generation import MAX_LOGPROBS_OF_ANSWER, _check_logprobs, check_output, send_events
 from inflight.entrypoints.http.presenter import AnswerTo
 from inflight.entrypoints.http.sse import EventStream
 from inflight.entrypoints.openai.completion_presenter import CompletionPresenter
@@ -35,12 +35,12 @@ from tests.unit.entrypoints.outputs import completion, output, request
 def test_an_error_is_the_requests_or_the_servers(error: str, kind: ErrorKind, status: int) -> None:
     failed = output(completion("", finish_reason="error"), error=error, error_kind=kind)
     with pytest.raises(InflightError) as raised:
-        _check(failed)
+        check_output(failed)
     assert getattr(raised.value, "param", "") == ("structured_outputs" if kind is ErrorKind.REQUEST else "")
     told = to_api_error(raised.value)
     assert told.status_code == status
     assert ("Retry-After" in (told.headers or {})) is (status == 503)
-    _check(output(completion("x", finish_reason="stop")))
+    check_output(output(completion("x", finish_reason="stop")))
 
 
 @pytest.mark.parametrize(

@@ -62,5 +62,5 @@ def test_the_end_closes_the_engine_and_then_sends_what_is_left_of_the_traces() -
     engine: Any = SimpleNamespace(model=model, close=close_engine)
     tracing: Any = SimpleNamespace(close=lambda: closed.append("tracing"))
     missing: Any = None
-    asyncio.run(ServedModel("name", engine, missing, missing, tracing).close())
+    asyncio.run(ServedModel("name", engine, missing, missing, tracing=tracing).close())
     assert closed == ["engine", "tracing"]

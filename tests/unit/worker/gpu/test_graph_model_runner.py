@@ -25,7 +25,7 @@ from inflight.worker.gpu.device_state import num_cache_groups
 from inflight.worker.gpu.graph_model_runner import DeviceStep, GraphModelRunner
 from inflight.worker.model_runner import ModelRunner
 from inflight.worker.runner import Runner
-from inflight.worker.worker import Worker, _runner_class
+from inflight.worker.worker import Worker
 from tests.conformance.configs import engine_config
 from tests.conftest import FULL_GPU
 from tests.support.fake_gpu import COMPUTE_FIRST, COPY_OUT_FIRST, FakeEvent, FakeGpu, FakeStream, install
@@ -172,7 +172,8 @@ def test_only_models_that_never_wait_for_the_device_are_recorded(implementation:
     architecture = replace(config.model.architecture, implementation=implementation)
     config = replace(config, model=replace(config.model, architecture=architecture))
     gpu = FakeGpu()
-    assert _runner_class(gpu, config) is kind
+    worker: Any = SimpleNamespace(_config=config, _device=gpu)
+    assert Worker._runner_class(worker) is kind
     gpu.close()
 
 
