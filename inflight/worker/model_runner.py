@@ -242,12 +242,14 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
 
     def warm_up(self) -> None:
         super().warm_up()
-        self._run_dummies(prompt_of_two_tokens())
         if self._drafts is not None:
             self._drafts.time_steps(self.dummy_run, draws=self._draws)
 
     def dummy_run(self, num_tokens: int) -> None:
         self._run_dummies(one_token_each(num_tokens))
+
+    def prompt_run(self) -> None:
+        self._run_dummies(prompt_of_two_tokens())
 
     def _run_dummies(self, inputs: AttentionInputs) -> None:
         cache = self._kv_cache_config

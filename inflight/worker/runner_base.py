@@ -103,9 +103,10 @@ class RunnerBase(ABC):
         """Run a step without requests, because the first call of each kernel is slow. All ranks do this together, after
         `initialize`, and once in each later epoch."""
         self.dummy_run(1)
-        if self._draws and isinstance(
-            self._device, Accelerator
-        ):  # otherwise the first grammar would compile the kernel
+        if not isinstance(self._device, Accelerator):
+            return
+        self.prompt_run()  # otherwise the first prompt would compile its kernels, and the first grammar that of the masks
+        if self._draws:
             vocab_size, device = self._config.model.architecture.vocab_size, self._device.torch_device
             self._device.compute.enqueue(lambda: run_token_masks_once(vocab_size, device))
             self._device.compute.record().synchronize()
@@ -165,6 +166,10 @@ class RunnerBase(ABC):
 
         It uses no link to other stages. Zeros replace the activations of the previous stage.
         """
+
+    @abstractmethod
+    def prompt_run(self) -> None:
+        """The same for a prompt of two tokens, on a GPU: its attention may be another kernel."""
 
     @abstractmethod
     def _profile_draws(self, hidden: Tensor) -> None:

@@ -160,17 +160,6 @@ class GraphModelRunner(Runner[DeviceStep, IntermediateTensors | None, DeviceStep
             recorded += [("head", self._decode_sizes, programs.head)] if self._mixed_sizes else []
         self._graphs.capture(recorded, self._stage_dummies)
         super().warm_up()
-        self._warm_up_eager_steps()
-
-    def _warm_up_eager_steps(self) -> None:
-        """Run a prompt of two tokens and its draw as steps without graphs run, so that no request compiles their kernels."""
-        num_tokens = min(2, self._max_num_tokens())
-        self._stage_dummies("mixed", num_tokens)
-        run = partial(self._programs.eager, num_tokens, 1, 1, max_query_len=2, max_seq_len=2, request_parts=None)
-        self._accelerator.compute.enqueue(run)
-        if self._stage.is_last:
-            self._accelerator.compute.enqueue(partial(self._programs.draw, 1))
-        self._accelerator.compute.record().synchronize()
 
     def graph_report(self) -> dict[str, Any]:
         return super().graph_report() | asdict(self._graphs.report)
@@ -180,6 +169,16 @@ class GraphModelRunner(Runner[DeviceStep, IntermediateTensors | None, DeviceStep
         size = padded_size(num_tokens, self._decode_sizes)
         self._stage_dummies("decode", size)
         self._graphs.enqueue("decode", size, self._programs.decode)
+        self._accelerator.compute.record().synchronize()
+
+    def prompt_run(self) -> None:
+        """And its draw, as steps without graphs run."""
+        num_tokens = min(2, self._max_num_tokens())
+        self._stage_dummies("mixed", num_tokens)
+        run = partial(self._programs.eager, num_tokens, 1, 1, max_query_len=2, max_seq_len=2, request_parts=None)
+        self._accelerator.compute.enqueue(run)
+        if self._stage.is_last:
+            self._accelerator.compute.enqueue(partial(self._programs.draw, 1))
         self._accelerator.compute.record().synchronize()
 
     def _profile_draws(self, hidden: Tensor) -> None:
