@@ -48,9 +48,8 @@ class DraftCosts:
 # The curves have points at 1, 1.4, 2, 2.8, 4, ... tokens, up to 4,096, and are straight between them, in logarithms.
 _POINTS = np.arange(25) / 2  # log2 of the numbers of tokens
 _STEP, _DRAFT = 0, 1  # the two curves
-_SHARED = (
-    0.3  # how far all times may be off together, because the machine is slower or faster than before; in logarithms
-)
+# How far all times may be off together, because the machine is slower or faster than before; in logarithms
+_SHARED = 0.3
 _SHARED_AT_START = 0.1  # the same just after they were measured
 _LOCAL = 0.5  # how far a point may be off beside that
 _REACH = 1.0  # points so far apart (in log2) are off by 1 / e alike

@@ -300,14 +300,16 @@ class ResponseStore:
         if last is None:
             return Conversation(last=None)
         chain: list[Found] = []
+        numbers: set[int] = set()  # of the chain
         missing = ""
         response = last
         while True:
             chain.append(response)
+            numbers.add(response.number)
             if response.previous is None:
                 break
             before = self.find(owner, response.previous)
-            if before is None or any(before.number == each.number for each in chain):
+            if before is None or before.number in numbers:
                 missing = response.previous
                 break
             response = before

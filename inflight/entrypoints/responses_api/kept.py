@@ -96,8 +96,7 @@ class WholeInput:
 
     @property
     def items(self) -> list[Any]:
-        own = [MessageItem(role="user", content=self.own)] if isinstance(self.own, str) else self.own
-        return [*self.earlier, *own]
+        return [*self.earlier, *_items_of(self.own)]
 
 
 def kept_of(body: ResponsesRequest, responses: StoredResponses, whole: WholeInput) -> Kept | None:
@@ -132,11 +131,12 @@ async def whole_input(body: ResponsesRequest, responses: StoredResponses) -> Who
     if id is None:
         return WholeInput(earlier=(), own=own)
     earlier = await _conversation(id, responses)
-    num_items = len(earlier) + (1 if isinstance(own, str) else len(own))
+    whole = WholeInput(earlier=earlier, own=own)
+    num_items = len(whole.items)
     if num_items >= MAX_MESSAGES:
         message = f"the conversation has {num_items} items; at most {MAX_MESSAGES - 1} are allowed: begin a new one"
         raise FieldError("previous_response_id", message)
-    return WholeInput(earlier=earlier, own=own)
+    return whole
 
 
 async def _conversation(id: str, responses: StoredResponses) -> Sequence[Any]:
@@ -183,8 +183,12 @@ async def _without_references(items: Sequence[Any], responses: StoredResponses) 
 def stored_input(given: str | Sequence[Any]) -> list[Item]:
     """The items of a request as they are stored, and as clients get them: each has a type and an id, and each content is a
     list of parts."""
-    items = [MessageItem(role="user", content=given)] if isinstance(given, str) else given
-    return [_stored(item) for item in items]
+    return [_stored(item) for item in _items_of(given)]
+
+
+def _items_of(given: str | Sequence[Any]) -> Sequence[Any]:
+    """The items of a request. A text is a message of the user."""
+    return [MessageItem(role="user", content=given)] if isinstance(given, str) else given
 
 
 def _stored(item: Any) -> Item:
