@@ -108,7 +108,6 @@ class DraftChoice:
     def __init__(self, costs: DraftCosts, num_speculative_tokens: int) -> None:
         self.costs = costs
         self._num_speculative_tokens = num_speculative_tokens
-        self._best = best_num_drafts
         self._saved: float | None = None  # seconds for trials
         self._may_pay: dict[int, bool] = {}  # number of requests -> whether drafts may pay
         self._num_steps = 0
@@ -124,7 +123,7 @@ class DraftChoice:
         self._num_steps += 1
         if self._num_steps % _STEPS_VALID == 0:
             self._may_pay.clear()
-        best = self._best(probabilities, most, self.costs)
+        best = best_num_drafts(probabilities, most, self.costs)
         if not probabilities:
             return best
         n = len(probabilities)
@@ -138,7 +137,7 @@ class DraftChoice:
         if any(best):
             trial = [0] * len(best)
         else:
-            trial = self._best(probabilities, most, self.costs, 0.5)
+            trial = best_num_drafts(probabilities, most, self.costs, 0.5)
         if trial == best:
             return best
         lost = self._lost(probabilities, trial, best)
@@ -172,7 +171,7 @@ class DraftChoice:
         if found is None:
             most = [self._num_speculative_tokens] * num_requests
             often = [_OFTEN] * num_requests
-            found = any(self._best(often, most, self.costs))
+            found = any(best_num_drafts(often, most, self.costs))
             self._may_pay[num_requests] = found
         return found
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from inflight import LLM, SamplingParams
 from inflight.sample.sampler import Sampler
-from inflight.spec_decode import draft_choice
+from inflight.spec_decode import adaptive, model_drafter
+from inflight.spec_decode.draft_choice import DraftChoice
 from inflight.spec_decode.model_drafter import DraftInputs, ModelDrafter
 
 ARGUMENTS: dict[str, Any] = {
@@ -32,10 +34,25 @@ PROMPTS = [[5, 9, 100, 31, 7] * count for count in (1, 3, 9, 14, 2, 5)]
 Tokens = list[list[int]]
 
 
-def verify_all_drafts() -> AbstractContextManager[object]:
+class _AllDrafts(DraftChoice):
+    def counts(
+        self, probabilities: Sequence[float], most: Sequence[int], num_behind: npt.NDArray[np.integer] | None = None
+    ) -> list[int]:
+        return list(most)
+
+    def may_pay(self, num_requests: int) -> bool:
+        return True
+
+
+@contextlib.contextmanager
+def verify_all_drafts() -> Iterator[None]:
     """Proposers that are made inside propose all drafts that they find, also those that are rarely right. Otherwise tests that
     compare tokens would see hardly any wrong drafts. It has no effect on ranks that are processes of their own."""
-    return mock.patch.object(draft_choice, "best_num_drafts", lambda probabilities, most, *costs: most)
+    with (
+        mock.patch.object(adaptive, "DraftChoice", _AllDrafts),
+        mock.patch.object(model_drafter, "DraftChoice", _AllDrafts),
+    ):
+        yield
 
 
 def generate(llm: LLM, temperature: float, *, count: int = 1) -> Tokens:
