@@ -31,6 +31,7 @@ class TritonPagedMetadata(AttentionMetadata):
 
     num_rows: int
     max_query_len: int  # if 1, every row has exactly one query token: token i belongs to row i
+    has_single_tokens: bool  # some rows may have exactly one query token
     max_seq_len: int
     query_start_loc: Tensor  # int32 [num_rows + 1]
     seq_lens: Tensor  # int32 [num_rows], how many tokens are in the cache after this step
@@ -79,6 +80,7 @@ class TritonPagedBackend(AttentionBackend):
             num_tokens=len(token_slots),
             num_rows=len(lengths),
             max_query_len=1 if (lengths == 1).all() else max(2, int(lengths.max())),
+            has_single_tokens=bool((lengths == 1).any()),
             max_seq_len=int(inputs.seq_lens.max()),
             query_start_loc=self._tensor(inputs.query_start_loc),
             seq_lens=self._tensor(inputs.seq_lens),
@@ -115,28 +117,44 @@ class TritonPagedBackend(AttentionBackend):
             metadata.positions,
             num_heads=num_heads,
         )
-        tables = metadata.block_table, metadata.slots, metadata.seq_lens
-        sliding_window = params.sliding_window
-        if metadata.max_query_len > 1:
-            return attention_mixed(
-                *(query, kv_cache, *tables, metadata.query_start_loc),
-                scale=params.scale,
-                sliding_window=sliding_window,
-                soft_cap=params.soft_cap,
-                sinks=params.sinks,
-                is_causal=params.is_causal,
-                image_ends=metadata.image_ends if params.sees_whole_images else None,
-                max_shared_bytes=self._max_shared_bytes,
-            )
-        num_kv_heads = kv_cache.shape[2]
+        if metadata.max_query_len == 1:
+            return self._attend_single_tokens(query, cache)
+        image_ends = metadata.image_ends if params.sees_whole_images else None
+        # a single token that may also see keys behind itself stays with the prompts
+        splits_single_tokens = params.is_causal and image_ends is None
+        output = attention_mixed(
+            *(query, kv_cache, metadata.block_table, metadata.slots, metadata.seq_lens, metadata.query_start_loc),
+            scale=params.scale,
+            sliding_window=params.sliding_window,
+            soft_cap=params.soft_cap,
+            sinks=params.sinks,
+            is_causal=params.is_causal,
+            image_ends=image_ends,
+            least_queries=2 if splits_single_tokens else 1,
+            max_shared_bytes=self._max_shared_bytes,
+        )
+        if splits_single_tokens and metadata.has_single_tokens:
+            self._attend_single_tokens(query, cache, metadata.query_start_loc, output)
+        return output
+
+    def _attend_single_tokens(
+        self, query: Tensor, cache: LayerCache, query_start_loc: Tensor | None = None, output: Tensor | None = None
+    ) -> Tensor:
+        """The attention of the rows with one token. With `query_start_loc`, other rows may have more tokens."""
+        kv_cache, metadata, params = cache
+        assert isinstance(metadata, TritonPagedMetadata)
+        num_kv_heads, sliding_window = kv_cache.shape[2], params.sliding_window
         longest = metadata.max_seq_len if sliding_window is None else min(metadata.max_seq_len, sliding_window)
         return attention_decode(
-            *(query, kv_cache, *tables, self._decode_scratch(query, num_kv_heads)),
+            *(query, kv_cache, metadata.block_table, metadata.slots, metadata.seq_lens),
+            self._decode_scratch(query, num_kv_heads),
             splits=num_splits(metadata.num_rows, num_kv_heads, longest, self._num_multiprocessors),
             scale=params.scale,
             sliding_window=sliding_window,
             soft_cap=params.soft_cap,
             sinks=params.sinks,
+            query_start_loc=query_start_loc,
+            output=output,
         )
 
     def _decode_scratch(self, query: Tensor, num_kv_heads: int) -> DecodeScratch:

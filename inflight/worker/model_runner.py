@@ -31,7 +31,7 @@ from inflight.worker.drawn_tokens import DrawnTokens
 from inflight.worker.input_batch import StepInputs
 from inflight.worker.model_input import DrawnStep, ForwardInput, ForwardOutput, ModelInput, VerifiedDraws
 from inflight.worker.pipeline import Pipeline
-from inflight.worker.profile_run import one_token_each, prompt_of_two_tokens, run_dummy_step
+from inflight.worker.profile_run import one_token_each, prompt_beside_a_token, run_dummy_step
 from inflight.worker.runner import Runner
 from inflight.worker.runner_base import RankParts
 from inflight.worker.step_drafts import StepDrafts, reads_hidden
@@ -249,7 +249,7 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
         self._run_dummies(one_token_each(num_tokens))
 
     def prompt_run(self) -> None:
-        self._run_dummies(prompt_of_two_tokens())
+        self._run_dummies(prompt_beside_a_token())
 
     def _run_dummies(self, inputs: AttentionInputs) -> None:
         cache = self._kv_cache_config

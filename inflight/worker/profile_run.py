@@ -117,14 +117,14 @@ def one_token_each(num_tokens: int) -> AttentionInputs:
     )
 
 
-def prompt_of_two_tokens() -> AttentionInputs:
-    """Make the inputs of one sequence with two tokens, in the dummy block. Its attention may be another kernel than that of
-    sequences with one token."""
+def prompt_beside_a_token() -> AttentionInputs:
+    """Make the inputs of one sequence with two tokens and one with a single token, in the dummy block. On a GPU, other kernels
+    compute the attention of such a step than that of sequences with one token each."""
     return AttentionInputs(
-        query_start_loc=np.array([0, 2], dtype=np.int32),
-        seq_lens=np.array([2], dtype=np.int32),
-        num_computed_tokens=np.zeros(1, dtype=np.int32),
-        block_table=np.full((1, 2), DUMMY_BLOCK, dtype=np.int32),  # two columns, if a block has one token
+        query_start_loc=np.array([0, 2, 3], dtype=np.int32),
+        seq_lens=np.array([2, 1], dtype=np.int32),
+        num_computed_tokens=np.zeros(2, dtype=np.int32),
+        block_table=np.full((2, 2), DUMMY_BLOCK, dtype=np.int32),  # two columns, if a block has one token
     )
 
 

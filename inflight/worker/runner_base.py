@@ -169,7 +169,7 @@ class RunnerBase(ABC):
 
     @abstractmethod
     def prompt_run(self) -> None:
-        """The same for a prompt of two tokens, on a GPU: its attention may be another kernel."""
+        """The same for a prompt of two tokens beside a row of one, on a GPU: their attention is other kernels."""
 
     @abstractmethod
     def _profile_draws(self, hidden: Tensor) -> None:

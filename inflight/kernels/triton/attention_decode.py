@@ -1,4 +1,5 @@
-"""Paged attention in Triton for rows with one query token: one kernel splits the keys and combines the partial results.
+"""Paged attention in Triton for rows with one query token: one kernel splits the keys and combines the partial results. Other
+rows of the batch may have more tokens: the kernel leaves them to attention_mixed.py.
 
 A split is a range of the keys of a row. Each program computes one split for one key head. A row has one split if it is short,
 or if the batch is large and the row is not very long. If a row has several splits, each program stores its result in
@@ -103,14 +104,37 @@ def combine(
     tl.store(output + to, acc.to(output.dtype.element_ty), mask=(h < PER_HEAD)[:, None] & in_head)
 
 
-@triton.jit(do_not_specialize=["block_table", "slots", "seq_lens", "table_stride", "usual_splits"])
+@triton.jit
+def single_token(query_start_loc, row, seq_len):
+    """Returns (place of the row's token in the flat batch, `seq_len`). The length is 0 if the row has not just one token."""
+    token = tl.load(query_start_loc + row)
+    is_single = tl.load(query_start_loc + row + 1) - token == 1
+    return tl.where(is_single, token, 0).to(tl.int64), tl.where(is_single, seq_len, 0)
+
+
+@triton.jit
+def tiles_of_row(
+    seq_len, usual_splits, max_splits, WINDOW: tl.constexpr, MIN_TILES: tl.constexpr, LONG_TILES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Returns (the first key that the row sees, the first key of its first tile, tiles in a split, splits)."""
+    first_key = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
+    first_tile = first_key // BLOCK_N * BLOCK_N
+    num_tiles = tl.cdiv(seq_len - first_tile, BLOCK_N)
+    tiles_a_split = tl.maximum(tl.minimum(tl.cdiv(num_tiles, usual_splits), LONG_TILES), tl.cdiv(num_tiles, max_splits))
+    tiles_a_split = tl.maximum(tiles_a_split, MIN_TILES)
+    return first_key, first_tile, tiles_a_split, tl.cdiv(num_tiles, tiles_a_split)
+
+
+@triton.jit(do_not_specialize=["block_table", "slots", "seq_lens", "query_start_loc", "table_stride", "usual_splits"])
 def attention_decode_kernel(
-    query,  # [num_rows, num_heads, HEAD_DIM]
+    query,  # [num_tokens, num_heads, HEAD_DIM]
     cache,  # [num_blocks, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM], blocks `block_stride` elements apart
     output,  # as query
     block_table,  # int32 [num_slots, max_blocks]
     slots,  # int32 [num_rows]
     seq_lens,  # int32 [num_rows]
+    query_start_loc,  # int32 [num_rows + 1], if HAS_STARTS: only rows with one token are computed; if not, all have one
     sinks,  # float32 [num_heads], if HAS_SINKS
     partials,  # float32 [num_rows * num_kv_heads * splits, PER_HEAD, HEAD_DIM]
     partial_sums,  # float32 [2, num_rows * num_kv_heads * splits, PER_HEAD]: largest scores, sums of weights
@@ -119,37 +143,29 @@ def attention_decode_kernel(
     table_stride,
     usual_splits,
     scale,
-    PER_HEAD: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    MIN_TILES: tl.constexpr,
-    LONG_TILES: tl.constexpr,
-    COMBINED: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    PER_HEAD: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_STARTS: tl.constexpr, MIN_TILES: tl.constexpr, LONG_TILES: tl.constexpr,
+    COMBINED: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_kv_heads, max_splits = tl.num_programs(1), tl.num_programs(2)
     m = tl.arange(0, BLOCK_M)  # query heads of this key head
     d = tl.arange(0, BLOCK_D)
     inside = (m < PER_HEAD)[:, None] & (d < HEAD_DIM)[None, :]
     pair = row * num_kv_heads + head
-    at = (pair * PER_HEAD + m)[:, None] * HEAD_DIM + d[None, :]
+    token, seq_len = row, tl.load(seq_lens + row)
+    if HAS_STARTS:
+        token, seq_len = single_token(query_start_loc, row, seq_len)
+    first_head = (
+        token * num_kv_heads + head
+    ) * PER_HEAD  # in `query` and `output`: the lines are all heads of all tokens
+    at = (first_head + m)[:, None] * HEAD_DIM + d[None, :]
     # seq_len, slot and q are loaded before the test for an empty split. So the program waits for memory once, not three times.
-    seq_len = tl.load(seq_lens + row)
     slot = tl.load(slots + row)
     q = tl.load(query + at, mask=inside, other=0.0)
-    first_key = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
-    first_tile = first_key // BLOCK_N * BLOCK_N
-    num_tiles = tl.cdiv(seq_len - first_tile, BLOCK_N)
-    tiles_a_split = tl.maximum(tl.minimum(tl.cdiv(num_tiles, usual_splits), LONG_TILES), tl.cdiv(num_tiles, max_splits))
-    tiles_a_split = tl.maximum(tiles_a_split, MIN_TILES)
-    used_splits = tl.cdiv(num_tiles, tiles_a_split)
+    first_key, first_tile, tiles_a_split, used_splits = tiles_of_row(
+        seq_len, usual_splits, max_splits, WINDOW, MIN_TILES, LONG_TILES, BLOCK_N
+    )
     # Slots are never negative. But without `slot < 0` here, the compiler would load `slot` only after this test.
     if (split >= used_splits) | (slot < 0):
         return
@@ -181,7 +197,7 @@ def attention_decode_kernel(
 
     tl.store(counters + pair, 0)
     combine(
-        partials, partial_sums, totals, output, first_part, used_splits, pair * PER_HEAD, sinks,
+        partials, partial_sums, totals, output, first_part, used_splits, first_head, sinks,
         PER_HEAD, HEAD_DIM, HAS_SINKS, COMBINED, BLOCK_H, BLOCK_D,
     )  # fmt: skip
 
@@ -233,21 +249,28 @@ def attention_decode(
     sliding_window: int | None,
     soft_cap: float | None,
     sinks: Tensor | None,
+    query_start_loc: Tensor | None = None,
+    output: Tensor | None = None,
 ) -> Tensor:
-    """Computes the attention of the last token of each row. Its key and value are already in the cache. Returns a tensor in the
-    shape of `query`.
+    """Computes the attention of the last token of each row. Its key and value are already in the cache. Returns `output`, or a
+    new tensor in the shape of `query`.
 
-    query [num_rows, num_heads, head_dim], contiguous. kv_cache [num_blocks, 2, num_kv_heads, block_size, head_dim], each block
-    contiguous, in the dtype of the query or float8_e4m3fn. block_table int32 [num_slots, max_blocks]; slots and seq_lens int32
-    [num_rows]. The blocks of row i are in line `slots[i]` of `block_table`. sinks float32
-    [num_heads]. The constants are those of `AttentionParams`. `splits`: the result of `num_splits`.
+    With `query_start_loc`, int32 [num_rows + 1], a row may have any number of tokens in `query`, and only the rows with one
+    token are computed. The output of the others is not set.
+
+    query [num_tokens, num_heads, head_dim], contiguous; without `query_start_loc` a token for each row. kv_cache [num_blocks,
+    2, num_kv_heads, block_size, head_dim], each block contiguous, in the dtype of the query or float8_e4m3fn. block_table int32
+    [num_slots, max_blocks]; slots and seq_lens int32 [num_rows]. The blocks of row i are in line `slots[i]` of `block_table`.
+    sinks float32 [num_heads]. The constants are those of `AttentionParams`. `splits`: the result of `num_splits`.
     """
-    num_rows, num_heads, head_dim = query.shape
+    num_heads, head_dim = query.shape[1:]
+    num_rows = len(seq_lens)
     num_kv_heads, block_size = kv_cache.shape[2:4]
     block_n, num_warps, num_stages = tile_of(head_dim, query.dtype)
     assert query.is_contiguous() and scale > 0
+    assert query_start_loc is not None or len(query) == num_rows
     assert splits.most == 1 or num_rows * num_heads * splits.most * head_dim <= len(scratch.partials)
-    output = torch.empty_like(query)
+    output = torch.empty_like(query) if output is None else output
     attention_decode_kernel[num_rows, num_kv_heads, splits.most](
         query,
         kv_cache,
@@ -255,6 +278,7 @@ def attention_decode(
         block_table,
         slots,
         seq_lens,
+        seq_lens if query_start_loc is None else query_start_loc,
         query if sinks is None else sinks,
         scratch.partials,
         scratch.partial_sums,
@@ -266,6 +290,7 @@ def attention_decode(
         WINDOW=sliding_window or 0,
         SOFT_CAP=soft_cap or 0.0,
         HAS_SINKS=sinks is not None,
+        HAS_STARTS=query_start_loc is not None,
         **decode_constants(num_heads // num_kv_heads, head_dim, block_size, block_n),
         num_warps=num_warps,
         num_stages=num_stages,

@@ -1,4 +1,5 @@
-"""Paged attention in Triton for rows of any length: prompts, later chunks of prompts, single tokens, all in one batch.
+"""Paged attention in Triton for rows of any length: prompts, later chunks of prompts, single tokens, all in one batch. Rows
+with one token may be left to attention_decode.py, which splits long ones over the device.
 
 Rows are cut into tiles of BLOCK_Q tokens, and a tile has all the query heads of one key head:
 
@@ -61,21 +62,11 @@ def attention_mixed_kernel(
     block_stride,
     table_stride,
     scale,
-    NUM_KV_HEADS: tl.constexpr,
-    PER_HEAD: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
-    HAS_ENDS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, PER_HEAD: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_ENDS: tl.constexpr,
+    LEAST_QUERIES: tl.constexpr, ROWS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
-):
+):  # fmt: skip
     # Axis 0 has tiles and heads: other axes have at most 65,535. A row's last tiles have the most keys, so they start first.
     head = tl.program_id(0) % NUM_KV_HEADS
     tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // NUM_KV_HEADS
@@ -83,7 +74,7 @@ def attention_mixed_kernel(
     row_start = tl.load(query_start_loc + row)
     num_queries = tl.load(query_start_loc + row + 1) - row_start
     first_query = (tile - row_start // BLOCK_Q - row) * BLOCK_Q  # the index, in the row, of the tile's first query
-    if first_query >= num_queries:
+    if (first_query >= num_queries) | (num_queries < LEAST_QUERIES):
         return
     seq_len = tl.load(seq_lens + row)
     num_computed = seq_len - num_queries
@@ -166,6 +157,7 @@ def attention_mixed(
     sinks: Tensor | None,
     is_causal: bool = True,
     image_ends: Tensor | None = None,
+    least_queries: int = 1,
     max_shared_bytes: int = LEAST_SHARED_BYTES,
 ) -> Tensor:
     """Computes the attention of the last tokens of each row. Their keys and values are already in the cache. Returns a tensor
@@ -174,7 +166,8 @@ def attention_mixed(
     query [num_tokens, num_heads, head_dim], contiguous. query_start_loc int32 [num_rows + 1]. If a token belongs to no row, its
     output is not set. `is_causal`: see `AttentionParams`. `image_ends` int32 [num_tokens]: each query sees the keys before this
     position, which does not fall from one query of a row to the next; None: a query sees nothing behind itself, if `is_causal`
-    is set. `max_shared_bytes`: see `tile_of`. For the other arguments see `attention_decode`.
+    is set. `least_queries`: rows with fewer tokens are not computed. `max_shared_bytes`: see `tile_of`. For the other arguments
+    see `attention_decode`.
     """
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads, block_size = kv_cache.shape[2:4]
@@ -205,6 +198,7 @@ def attention_mixed(
         HAS_SINKS=sinks is not None,
         IS_CAUSAL=is_causal,
         HAS_ENDS=image_ends is not None,
+        LEAST_QUERIES=least_queries,
         **constants,
         num_warps=num_warps,
         num_stages=num_stages,

@@ -175,8 +175,9 @@ class GraphModelRunner(Runner[DeviceStep, IntermediateTensors | None, DeviceStep
         """And its draw, as steps without graphs run."""
         num_tokens = min(2, self._max_num_tokens())
         self._stage_dummies("mixed", num_tokens)
-        run = partial(self._programs.eager, num_tokens, 1, 1, max_query_len=2, max_seq_len=2, request_parts=None)
-        self._accelerator.compute.enqueue(run)
+        run = partial(self._programs.eager, num_tokens, 1, 1, max_query_len=2, max_seq_len=2)
+        # as if there were single tokens, so that the kernels for them are launched, too
+        self._accelerator.compute.enqueue(partial(run, has_single_tokens=True, request_parts=None))
         if self._stage.is_last:
             self._accelerator.compute.enqueue(partial(self._programs.draw, 1))
         self._accelerator.compute.record().synchronize()
@@ -346,11 +347,13 @@ class GraphModelRunner(Runner[DeviceStep, IntermediateTensors | None, DeviceStep
             self._accelerator.compute.enqueue(lambda: self._run_eager(step))
 
     def _run_eager(self, step: DeviceStep) -> None:
+        lengths = step.plan.num_scheduled_tokens
         self._programs.eager(
             step.shape.num_tokens,
             step.shape.num_rows,
             step.shape.num_draws,
-            max_query_len=int(step.plan.num_scheduled_tokens.max()),
+            max_query_len=int(lengths.max()),
+            has_single_tokens=bool((lengths == 1).any()),
             max_seq_len=int(step.inputs.seq_lens.max()),
             request_parts=step.parts,
         )

@@ -109,12 +109,19 @@ class StepPrograms:
         num_draws: int,
         *,
         max_query_len: int,
+        has_single_tokens: bool,
         max_seq_len: int,
         request_parts: StepParts | None,
     ) -> None:
         """`request_parts`: uploaded. They read the hidden states of the step, and keep on the device what they find."""
         indices = self._parts["logits_indices"][: max(num_draws, 1)]
-        metadata = self._make_metadata(num_tokens, num_rows, max_query_len=max_query_len, max_seq_len=max_seq_len)
+        metadata = self._make_metadata(
+            num_tokens,
+            num_rows,
+            max_query_len=max_query_len,
+            has_single_tokens=has_single_tokens,
+            max_seq_len=max_seq_len,
+        )
         step = self._model_step(num_tokens, metadata, indices)
         if request_parts is not None:
             step = request_parts.extend(step)
@@ -193,12 +200,12 @@ class StepPrograms:
         if key not in self._metadata:
             max_seq_len = self._config.model.max_model_len
             self._metadata[key] = self._make_metadata(
-                num_tokens, num_rows, max_query_len=max_query_len, max_seq_len=max_seq_len
+                num_tokens, num_rows, max_query_len=max_query_len, has_single_tokens=True, max_seq_len=max_seq_len
             )
         return self._metadata[key]
 
     def _make_metadata(
-        self, num_tokens: int, num_rows: int, *, max_query_len: int, max_seq_len: int
+        self, num_tokens: int, num_rows: int, *, max_query_len: int, has_single_tokens: bool, max_seq_len: int
     ) -> tuple[AttentionMetadata, ...]:
         parts = self._parts
         return tuple(
@@ -206,6 +213,7 @@ class StepPrograms:
                 num_tokens=num_tokens,
                 num_rows=num_rows,
                 max_query_len=max_query_len,
+                has_single_tokens=has_single_tokens,
                 max_seq_len=max_seq_len,
                 query_start_loc=parts["query_start_loc"][: num_rows + 1],
                 seq_lens=parts["seq_lens"][:num_rows],

@@ -44,14 +44,21 @@ def case(
 
 def decode(capability: int, head_dim: int, per_head: int, cache: str = "*bf16", **more: Any) -> KernelCase:
     block_n, warps, stages = attention_decode.tile_of(head_dim, torch.bfloat16)
-    arguments = {"query": "*bf16", "cache": cache, "output": "*bf16", **TABLES, "sinks": "*fp32"}
+    arguments = {
+        "query": "*bf16",
+        "cache": cache,
+        "output": "*bf16",
+        **TABLES,
+        "query_start_loc": "*i32",
+        "sinks": "*fp32",
+    }
     arguments |= {"partials": "*fp32", "partial_sums": "*fp32", "counters": "*i32", **STRIDES}
     constants = attention_decode.decode_constants(per_head, head_dim, BLOCK_SIZE, block_n)
     compiled = case(
         "attention_decode",
         "attention_decode_kernel",
         {**arguments, "usual_splits": "i32", "scale": "fp32"},
-        {"WINDOW": 0, "SOFT_CAP": 0.0, "HAS_SINKS": False, **constants, **more},
+        {"WINDOW": 0, "SOFT_CAP": 0.0, "HAS_SINKS": False, "HAS_STARTS": False, **constants, **more},
         *(capability, warps, stages),
     )
     return dataclasses.replace(compiled, maxnreg=attention_decode.MAX_REGISTERS)
@@ -64,12 +71,13 @@ def mixed(capability: int, head_dim: int, per_head: int, cache: str = "*bf16", *
     )
     arguments = {"query": "*bf16", "cache": cache, "output": "*bf16", **TABLES}
     arguments |= {"query_start_loc": "*i32", "sinks": "*fp32", "image_ends": "*i32", "num_rows": "i32", **STRIDES}
+    usual = {"WINDOW": 0, "SOFT_CAP": 0.0, "HAS_SINKS": False, "IS_CAUSAL": True, "HAS_ENDS": False, "LEAST_QUERIES": 2}
     constants = attention_mixed.mixed_constants(2 * per_head, 2, head_dim, BLOCK_SIZE, block_m, block_n)
     return case(
         "attention_mixed",
         "attention_mixed_kernel",
         {**arguments, "scale": "fp32"},
-        {"WINDOW": 0, "SOFT_CAP": 0.0, "HAS_SINKS": False, "IS_CAUSAL": True, "HAS_ENDS": False, **constants, **more},
+        {**usual, **constants, **more},
         *(capability, warps, stages),
     )
 
@@ -106,7 +114,11 @@ if FULL_GPU:
     ]
 # In float8 they need fewer registers and less shared memory.
 RESIDENT_KINDS = [(head_dim, cache) for head_dim in (64, 128) for cache in ("*bf16", FLOAT8)[: 2 if FULL_GPU else 1]]
-RESIDENT = [decode(90, head_dim, 4, cache) for head_dim, cache in RESIDENT_KINDS]
+RESIDENT = [
+    decode(90, head_dim, 4, cache, HAS_STARTS=has_starts)
+    for head_dim, cache in RESIDENT_KINDS
+    for has_starts in (False, True)
+]
 
 
 def every_shape() -> list[KernelCase]:
@@ -145,7 +157,7 @@ def test_every_head_dimension_fits_the_shared_memory_of_every_gpu(cases: Callabl
 
 
 def test_programs_of_decode_are_resident_at_once() -> None:
-    for kind, found in zip(RESIDENT_KINDS, resources(RESIDENT), strict=True):
-        assert found.stack_bytes == 0, (kind, found)
-        assert attention_decode.PROGRAMS_PER_SM * 4 * 32 * found.registers <= 1 << 16, (kind, found)
-        assert attention_decode.PROGRAMS_PER_SM * (found.shared_bytes + 1024) <= 228 << 10, (kind, found)
+    for of, found in zip(RESIDENT, resources(RESIDENT), strict=True):
+        assert found.stack_bytes == 0, (of, found)
+        assert attention_decode.PROGRAMS_PER_SM * 4 * 32 * found.registers <= 1 << 16, (of, found)
+        assert attention_decode.PROGRAMS_PER_SM * (found.shared_bytes + 1024) <= 228 << 10, (of, found)

@@ -205,6 +205,24 @@ def test_one_long_row_among_short_ones() -> None:
     assert is_split.sum(1).tolist() == [2 * 4 * 3 if row == 0 else 0 for row in world.rows]
 
 
+@pytest.mark.usefixtures("short_splits")
+@pytest.mark.parametrize("lengths", [(20, 1, 0, 1), (1, 33, 1, 2), (1, 0, 40, 1)])
+def test_a_long_row_beside_a_prompt_is_split(lengths: tuple[int, ...]) -> None:
+    """Rows with one token are computed in splits, and only they: the prompt's tiles would hold up the others' tokens."""
+    contexts = (500, 260, 0, 20)
+    world = World(dataclasses.replace(CASE, steps=(contexts, lengths), has_sinks=True), triton_backend(4))
+    scratch = DecodeScratch.allocate(4, 3, 16, CPU)
+    scratch.partials.fill_(torch.nan)
+    world.backend._scratch = {(3, 16): scratch}
+    fill(world, contexts)
+    assert world.step(np.array(lengths)) < 1e-5
+    assert not scratch.counters.any()
+    written = ~scratch.partials.view(-1, 3 * 16).isnan().all(1)
+    most = num_splits(len(world.rows), 2, 501, 4).most
+    rows = {int(world.rows[int(i) // (2 * most)]) for i in written.nonzero()[:, 0]}
+    assert rows == {i for i, length in enumerate(lengths) if length == 1 and contexts[i] > 20}
+
+
 def test_large_heads() -> None:
     case = dataclasses.replace(CASE, head_dim=512, steps=((5, 9, 40), (1, 20, 1), (1, 1, 1)))
     assert World(case, triton_backend()).run() < 1e-5
@@ -213,8 +231,7 @@ def test_large_heads() -> None:
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("window", [None, 45])
 def test_a_row_is_the_same_bit_for_bit_in_any_mixed_batch(window: int | None, is_causal: bool) -> None:
-    """Whole, in chunks, as a single token, and beside other rows: as long as one row of the batch has several tokens. A row
-    that is not causal is whole."""
+    """Whole, in chunks, and beside other rows, as long as it has several tokens. A row that is not causal is whole."""
     case = dataclasses.replace(
         CASE, window=window, head_dim=32, num_kv_heads=1, soft_cap=0.7, has_sinks=True, is_causal=is_causal
     )
@@ -246,7 +263,7 @@ def test_a_row_is_the_same_bit_for_bit_in_any_mixed_batch(window: int | None, is
     if not is_causal:
         assert torch.equal(outputs([total], (7, 2)), truth)
         return
-    assert torch.equal(outputs([60, 1, 38, 1], (7, 2)), truth)
+    assert torch.equal(outputs([60, 2, 36, 2], (7, 1)), truth)
     assert torch.equal(outputs([3, 97], ()), truth)
 
 
