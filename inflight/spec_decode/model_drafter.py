@@ -174,7 +174,7 @@ class ModelDrafter(ABC):
                 hidden = passed.take(np.flatnonzero(going_on)).hidden
                 last = np.arange(len(wanted))
                 passed = self._forward(drawn[going_on], inputs, wanted, starts, starts + 1, last, hidden)
-        if counts.any() and not num_behind.any() and self._continues(inputs):
+        if counts.any() and not num_behind[counts > 0].any() and self._continues(inputs):
             seconds = time.perf_counter() - start
             num_passes = int(counts.max())
             num_rows = int(counts.sum()) / num_passes
