@@ -1,5 +1,6 @@
 """`StorePlace`: where the responses of a server are kept, from its start to its end."""
 
+import fcntl
 import logging
 import os
 import shutil
@@ -24,7 +25,8 @@ class StorePlace:
     """The file of one server. All its processes get `settings`, in which `response_store` is a path or "none".
 
     A temporary file is in a folder that only this user can read. `close` removes it. If the server was killed, the next server
-    of this user removes it.
+    of this user removes it. The folder is locked, so that systemd-tmpfiles, which removes old files from /tmp, leaves it alone
+    (tmpfiles.d(5)).
 
     Raises:
         ConfigError: the file that the settings name cannot be used.
@@ -46,7 +48,9 @@ class StorePlace:
         except OSError as error:
             logger.warning("no responses are stored, because no temporary folder can be made: %s", error)
             return NO_STORE
-        self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        self._remove = weakref.finalize(self, _remove_folder, folder, lock)
         return str(Path(folder, _FILE))
 
     def close(self) -> None:
@@ -63,6 +67,11 @@ def _checked(path: Path) -> str:
             f"{TEMPORARY_STORE!r} or {NO_STORE!r}"
         ) from error
     return str(path)
+
+
+def _remove_folder(folder: str, lock: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
 
 
 def _remove_left_folders() -> None:

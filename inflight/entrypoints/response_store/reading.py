@@ -1,6 +1,7 @@
 """What clients do with stored responses: read, list the input, delete, cancel, and follow a stream again.
 
-These need no model, so a router answers them itself. All raise `ApiError` if there is no such response, or the query is wrong.
+These need no model, so a router answers them itself. All raise `ApiError` if there is no such response, the query is wrong, or
+the file cannot be used.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from starlette.types import Send
 from inflight.entrypoints.http.errors import ApiError
 from inflight.entrypoints.http.sse import DONE, EventStream, WorkResponse
 from inflight.entrypoints.json_lines import to_json
-from inflight.entrypoints.response_store.responses import StoredResponses
+from inflight.entrypoints.response_store.responses import StoredResponses, StoreFailedError
 from inflight.entrypoints.response_store.store import Found, Item, ResponseStore
 from inflight.interface.image_prompts import OWNER
 
@@ -47,7 +48,7 @@ def follow(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """A stream of the events of a response from the number `first` on, until the response has ended. If the client leaves, the
-    response goes on."""
+    response goes on. If the file cannot be read any more, the last event is an error: the client can ask again later."""
     owner = OWNER.get()
 
     def news(store: ResponseStore, number: int) -> tuple[Found | None, list[tuple[int, bytes]]]:
@@ -59,21 +60,33 @@ def follow(
     async def work(send: Send) -> None:
         stream = EventStream(send, keep_alive, headers)
         number = first
-        async with stream.kept_alive():
-            while True:
-                now, events = await responses.call(partial(news, number=number)) or (None, [])
-                if events:
-                    number = events[-1][0] + 1
-                    await stream.send(b"".join(event for _, event in events))
-                elif now is None or now.has_ended:
-                    break
-                else:
-                    await asyncio.sleep(LOOK_SECONDS)
-        count = await responses.call(lambda store: store.num_events(found.number)) or 0
-        last = b"" if now is None or first > count else _last_event(now, count)
+        try:
+            async with stream.kept_alive():
+                while True:
+                    now, events = await responses.call(partial(news, number=number)) or (None, [])
+                    if events:
+                        number = events[-1][0] + 1
+                        await stream.send(b"".join(event for _, event in events))
+                    elif now is None or now.has_ended:
+                        break
+                    else:
+                        await asyncio.sleep(LOOK_SECONDS)
+            count = await responses.call(lambda store: store.num_events(found.number)) or 0
+        except StoreFailedError as error:
+            if not stream.has_started:
+                raise
+            last = _error_event(error, number)
+        else:
+            last = b"" if now is None or first > count else _last_event(now, count)
         await stream.finish(last + DONE)
 
     return WorkResponse(work)
+
+
+def _error_event(error: StoreFailedError, next_number: int) -> bytes:
+    """Its number is that of the event before it, so that a client that continues behind it misses none."""
+    members = {"type": "error", "code": error.code, "message": error.detail, "param": None}
+    return b"event: error\ndata: %s\n\n" % to_json({**members, "sequence_number": max(next_number - 1, 0)})
 
 
 def _last_event(ended: Found, number: int) -> bytes:
@@ -91,7 +104,9 @@ async def list_input(responses: StoredResponses, id: str, query: Query) -> Respo
     owner = OWNER.get()
     await find(responses, id)
     conversation = await responses.call(lambda store: store.conversation(owner, id, with_output=False))
-    items = [] if conversation is None else conversation.items
+    if conversation is None or conversation.last is None:  # it was removed just now
+        raise _not_found(id)
+    items = conversation.items
     if order == "desc":
         items.reverse()
     if (after := query.get("after")) is not None:

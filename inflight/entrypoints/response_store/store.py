@@ -10,10 +10,11 @@ client that cancels it, decides: an ended response does not change any more. If 
 reader ends it as failed.
 """
 
+import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from weakref import finalize
 
@@ -24,7 +25,8 @@ from inflight.entrypoints.response_store.processes import is_running, own_name
 
 UNFINISHED = ("queued", "in_progress")
 _FORMAT = 0x496E_6601  # "In", "f" and the number of this form of the tables; a file of another format is not used
-_WAIT_SECONDS = 10.0  # for other processes that write
+_WAIT_SECONDS = 10.0  # for other processes that write, unless `wait_at_most` says otherwise
+_MIN_WAIT_SECONDS = 0.1  # most transactions of other processes have ended by then
 _CLEAN_SECONDS = 60.0  # time between two looks for old responses
 _ROW_BYTES = 200  # what SQLite needs for a response or an item beside its texts
 
@@ -170,6 +172,8 @@ class ResponseStore:
         self._cleaned_at = now()
         self._process = own_name()
         path.touch(mode=0o600)  # texts of users: for nobody else
+        self._path = path
+        self._file = path.stat()
         self._connection = sqlite3.connect(path, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False)
         self.close = finalize(self, self._connection.close)
         self._make_tables()  # first of all: it refuses the file of another program, which must stay as it is
@@ -180,8 +184,7 @@ class ResponseStore:
         self._do("PRAGMA foreign_keys = ON")
 
     def _make_tables(self) -> None:
-        self._do("BEGIN IMMEDIATE")
-        try:
+        with self._transaction():
             (known,) = self._do("PRAGMA user_version").fetchone()
             (num_tables,) = self._do("SELECT COUNT(*) FROM sqlite_master").fetchone()
             if known == 0 and num_tables == 0:
@@ -190,10 +193,19 @@ class ResponseStore:
                 self._do(f"PRAGMA user_version = {_FORMAT}")
             elif known != _FORMAT:
                 raise sqlite3.DatabaseError("the file has other contents, or was written by another version")
-            self._do("COMMIT")
-        except BaseException:
-            self._roll_back()
-            raise
+
+    def is_in_place(self) -> bool:
+        """Whether the path still leads to the file that was opened. If somebody has removed or replaced it, what is stored
+        here is lost, and another process that opens the path sees other responses."""
+        try:
+            now = self._path.stat()
+        except FileNotFoundError:
+            return False
+        return (now.st_dev, now.st_ino) == (self._file.st_dev, self._file.st_ino)
+
+    def wait_at_most(self, seconds: float) -> None:
+        """From now on, wait no longer than this for other processes that write; but 0.1 s at least."""
+        self._do(f"PRAGMA busy_timeout = {int(1000 * max(seconds, _MIN_WAIT_SECONDS))}")
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -249,9 +261,12 @@ class ResponseStore:
         return True
 
     def add_events(self, owner: str, id: str, first: int, events: Sequence[bytes]) -> None:
-        """Add events of a response's stream, which have the numbers from `first` on. Nothing if the response was removed."""
+        """Add events of a response's stream, which have the numbers from `first` on. Nothing if the response was removed or has
+        ended: the stream of a response that was cancelled ends there, and every reader gets the same events."""
         with self._transaction():
-            row = self._do("SELECT number FROM responses WHERE owner = ? AND id = ?", owner, id).fetchone()
+            row = self._do(
+                "SELECT number FROM responses WHERE owner = ? AND id = ? AND status IN (?, ?)", owner, id, *UNFINISHED
+            ).fetchone()
             if row is None:
                 return
             for place, event in enumerate(events, first):
@@ -290,39 +305,42 @@ class ResponseStore:
             message = "the process that computed this response has ended, for example because the server was restarted"
             error = {"code": "server_error", "message": message}
             body = to_json({**from_json(found.body), "status": "failed", "error": error})
-            self.advance(owner, id, "failed", body)
-            return self.find(owner, id)
+            with contextlib.suppress(sqlite3.OperationalError):  # a full disk: the next reader tries again
+                self.advance(owner, id, "failed", body)
+            return replace(found, status="failed", body=body)
         return found
 
     def conversation(self, owner: str, id: str, *, with_output: bool = True) -> Conversation:
-        """Read a conversation. All its responses count as used now."""
+        """Read a conversation. All its responses count as used now, if the file can be written."""
         last = self.find(owner, id)
         if last is None:
             return Conversation(last=None)
-        chain: list[Found] = []
-        numbers: set[int] = set()  # of the chain
+        chain: dict[int, None] = {}  # numbers, from the last one on
+        previous: str | None = id
         missing = ""
-        response = last
-        while True:
-            chain.append(response)
-            numbers.add(response.number)
-            if response.previous is None:
-                break
-            before = self.find(owner, response.previous)
-            if before is None or before.number in numbers:
-                missing = response.previous
-                break
-            response = before
         items: list[Item] = []
-        with self._transaction():
-            for each in reversed(chain):
-                takes_output = with_output or each is not last
-                self._do("UPDATE responses SET used_at = ? WHERE number = ?", self._now(), each.number)
+        with self._transaction("DEFERRED"):
+            while previous is not None:
+                row = self._do(
+                    "SELECT number, previous FROM responses WHERE owner = ? AND id = ? AND (used_at >= ? OR status IN (?, ?))",
+                    *(owner, previous, self._now() - self._max_seconds, *UNFINISHED),
+                ).fetchone()
+                if row is None or row[0] in chain:
+                    missing = previous
+                    break
+                chain[row[0]] = None
+                previous = row[1]
+            if last.number not in chain:  # it was removed just now
+                return Conversation(last=None)
+            for number in reversed(chain):
                 rows = self._do(
                     "SELECT id, body FROM items WHERE response = ? AND is_output <= ? ORDER BY place",
-                    *(each.number, takes_output),
+                    *(number, with_output or number != last.number),
                 )
                 items += [Item(id=name, body=body) for name, body in rows]
+        with contextlib.suppress(sqlite3.OperationalError), self._transaction():  # a full disk
+            for number in chain:
+                self._do("UPDATE responses SET used_at = ? WHERE number = ?", self._now(), number)
         return Conversation(last=last, missing=missing, items=items)
 
     def item(self, owner: str, id: str) -> Item | None:
@@ -395,8 +413,16 @@ class ResponseStore:
             if not is_running(process):
                 self._do("DELETE FROM responses WHERE number = ?", number)
 
-    def _transaction(self) -> "_Transaction":
-        return _Transaction(self._do, self._roll_back)
+    @contextlib.contextmanager
+    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
+        """All or nothing of the statements of a `with` block. With "DEFERRED", they read the file as it is at one moment."""
+        self._do(f"BEGIN {kind}")
+        try:
+            yield
+            self._do("COMMIT")
+        except BaseException:
+            self._roll_back()
+            raise
 
     def _roll_back(self) -> None:
         if self._connection.in_transaction:
@@ -404,27 +430,6 @@ class ResponseStore:
 
     def _do(self, statement: str, *values: str | float | bytes | None) -> sqlite3.Cursor:
         return self._connection.execute(statement, values)
-
-
-class _Transaction:
-    """All or nothing of the statements of a `with` block."""
-
-    def __init__(self, do: Callable[[str], sqlite3.Cursor], roll_back: Callable[[], None]) -> None:
-        self._do = do
-        self._roll_back = roll_back
-
-    def __enter__(self) -> None:
-        self._do("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is not None:
-            self._roll_back()
-            return
-        try:
-            self._do("COMMIT")
-        except sqlite3.Error:
-            self._roll_back()
-            raise
 
 
 def _statements(script: str) -> Iterable[str]:

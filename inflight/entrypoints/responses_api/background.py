@@ -1,6 +1,7 @@
 """`BackgroundResponses`: responses with `background: true`, which go on when their client has left."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,18 +11,23 @@ from inflight.entrypoints.http.errors import ApiError
 from inflight.entrypoints.http.field_names import FieldNames
 from inflight.entrypoints.http.generation import check_output
 from inflight.entrypoints.http.respond import Begun
-from inflight.entrypoints.response_store.responses import StoredResponses
+from inflight.entrypoints.response_store.responses import StoredResponses, StoreFailedError
 from inflight.entrypoints.response_store.store import Item, ResponseStore
 from inflight.entrypoints.responses_api.kept import Kept, stored_output
 from inflight.entrypoints.responses_api.presenter import ResponsesPresenter
 from inflight.outputs import RequestOutput
 
 LOOK_SECONDS = 0.2  # between two looks whether a response was cancelled or deleted, perhaps through another process
+RETRY_SECONDS = 1.0  # between two attempts to store how a response has ended
 
 
 @dataclass(eq=False)
 class _Job:
-    """Attributes: `is_added`: the result of `Kept.add`, once it is known."""
+    """
+    Attributes:
+        is_added: the result of `Kept.add`, once it is known.
+        num_stored: how many events of its stream are stored; `events`: those behind them.
+    """
 
     id: str
     kept: Kept
@@ -29,7 +35,8 @@ class _Job:
     presenter: ResponsesPresenter
     names: FieldNames
     is_added: asyncio.Future[bool | None]
-    num_events: int = 0
+    num_stored: int = 0
+    events: list[bytes] = field(default_factory=list)
     task: asyncio.Task[None] | None = field(default=None)
 
 
@@ -83,8 +90,9 @@ class BackgroundResponses:
             self._jobs[key] = job
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.create_task(self._look())
-            if await self._advance(job, "in_progress", presenter.response("in_progress")):
+            if await self._begin(job):
                 await self._write(job)
+                await self._finish(job)
         finally:
             if (
                 self._jobs.get(key) is job
@@ -92,7 +100,15 @@ class BackgroundResponses:
                 del self._jobs[key]
             job.stream.abort()
 
+    async def _begin(self, job: _Job) -> bool:
+        """Returns False if a client has already ended or removed the response."""
+        try:
+            return await self._advance(job, "in_progress", job.presenter.response("in_progress"))
+        except StoreFailedError:  # a shortage: it stays queued until it has ended
+            return True
+
     async def _write(self, job: _Job) -> None:
+        """Compute the response. While the file cannot be written, its events are kept here."""
         presenter = job.presenter
         last: RequestOutput | None = None
         try:
@@ -108,26 +124,44 @@ class BackgroundResponses:
                 presenter.body([last])
         except Exception as error:  # whatever it is, clients learn it from the response
             presenter.failure(job.names.api_error(error))
-        await self._advance(job, presenter.status, presenter.final, stored_output(presenter.output))
 
-    async def _advance(self, job: _Job, status: str, body: bytes, output: Sequence[Item] = ()) -> bool | None:
+    async def _finish(self, job: _Job) -> None:
+        """Store how the response has ended. If the file cannot be written, try again until it can: clients wait for the end."""
+        presenter = job.presenter
+        while True:
+            try:
+                await self._store_events(job)
+                await self._advance(job, presenter.status, presenter.final, stored_output(presenter.output))
+                return
+            except StoreFailedError:
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _advance(self, job: _Job, status: str, body: bytes, output: Sequence[Item] = ()) -> bool:
         owner = job.kept.owner
-        return await self._responses.call(lambda store: store.advance(owner, job.id, status, body, output))
+        return bool(await self._responses.call(lambda store: store.advance(owner, job.id, status, body, output)))
 
     async def _add_events(self, job: _Job, events: Sequence[bytes]) -> None:
-        if not job.kept.has_events or not events:
+        if job.kept.has_events:
+            job.events += events
+            with contextlib.suppress(StoreFailedError):
+                await self._store_events(job)
+
+    async def _store_events(self, job: _Job) -> None:
+        events = job.events
+        if not events:
             return
-        first = job.num_events
         owner = job.kept.owner
-        job.num_events += len(events)
-        await self._responses.call(lambda store: store.add_events(owner, job.id, first, events))
+        await self._responses.call(lambda store: store.add_events(owner, job.id, job.num_stored, events))
+        job.num_stored += len(events)
+        job.events = []
 
     async def _look(self) -> None:
         """End what clients have cancelled or deleted."""
         while self._jobs:
             await asyncio.sleep(LOOK_SECONDS)
             running = list(self._jobs)
-            for key in await self._responses.call(partial(ResponseStore.ended, ids=running)) or ():
-                job = self._jobs.get(key)
-                if job is not None and job.task is not None:
-                    job.task.cancel()
+            with contextlib.suppress(StoreFailedError):
+                for key in await self._responses.call(partial(ResponseStore.ended, ids=running)) or ():
+                    job = self._jobs.get(key)
+                    if job is not None and job.task is not None:
+                        job.task.cancel()

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from inflight.entrypoints.fields.field_error import FieldError
 from inflight.entrypoints.fields.messages import MAX_MESSAGES
 from inflight.entrypoints.http.errors import ApiError
 from inflight.entrypoints.json_lines import to_json
-from inflight.entrypoints.response_store.responses import StoredResponses
+from inflight.entrypoints.response_store.responses import StoredResponses, StoreFailedError
 from inflight.entrypoints.response_store.store import Item, NewResponse, ResponseStore, TooLargeError
 from inflight.entrypoints.responses_api.items import REASONING_ID, InputItem, ItemReference, MessageItem
 from inflight.entrypoints.responses_api.protocol import ResponsesRequest
@@ -74,7 +74,10 @@ class Kept:
             except TooLargeError as error:  # the file is as good as before
                 return error
 
-        found = await self.responses.call(work)
+        try:
+            found = await self.responses.call(work)
+        except StoreFailedError:
+            return None
         if not isinstance(found, TooLargeError):
             return found
         if self.is_background:
@@ -123,7 +126,7 @@ def kept_of(body: ResponsesRequest, responses: StoredResponses, whole: WholeInpu
 async def whole_input(body: ResponsesRequest, responses: StoredResponses) -> WholeInput:
     """
     Raises:
-        ApiError: the response that the request continues is not there, or has not ended.
+        ApiError: the response that the request continues is not there, has not ended, or cannot be read.
         FieldError: the conversation is too long.
     """
     own = body.input if isinstance(body.input, str) else await _without_references(body.input, responses)
@@ -153,8 +156,16 @@ async def _conversation(id: str, responses: StoredResponses) -> Sequence[Any]:
     if not found.last.has_ended:
         message = f"Previous response with id {id!r} is {found.last.status}: wait until it has ended, or cancel it."
         raise ApiError(400, message, param="previous_response_id", code="previous_response_not_completed")
-    items = await responses.call(lambda store: _ITEMS.validate_json(_list_of(found.items)))
-    if items is None:  # the log says why; an answer without the conversation would be wrong
+
+    def read(_: ResponseStore) -> Sequence[Any] | None:
+        try:
+            return _ITEMS.validate_json(_list_of(found.items))
+        except ValidationError as error:
+            logger.error("the stored conversation of %s cannot be read: %s", id, error)
+            return None
+
+    items = await responses.call(read)
+    if items is None:  # an answer without the conversation would be wrong
         message = f"The conversation of the previous response {id!r} cannot be read: send all of it as input."
         raise ApiError(500, message, type="server_error", param="previous_response_id", code="response_store_failed")
     return items

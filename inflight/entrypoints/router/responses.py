@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from inflight.entrypoints.http.errors import ApiError
 from inflight.entrypoints.response_store import reading
-from inflight.entrypoints.response_store.responses import StoredResponses
+from inflight.entrypoints.response_store.responses import StoredResponses, StoreFailedError
 from inflight.entrypoints.router.catalog import KnownModel
 from inflight.entrypoints.router.loaded_models import LoadedModels
 from inflight.entrypoints.serve.asgi import Receive, Scope, Send
@@ -58,7 +58,7 @@ class RoutedResponses:
         """The model that has written a response of this client, which another request continues.
 
         Raises:
-            ApiError: there is no such response.
+            ApiError: there is no such response, or the file cannot be read.
         """
         owner = OWNER.get()
         found = await self._responses.call(lambda store: store.find(owner, id))
@@ -80,4 +80,7 @@ class RoutedResponses:
                     await asyncio.sleep(LOOK_SECONDS)
 
     async def _is_computing(self, known: KnownModel) -> bool:
-        return bool(await self._responses.call(lambda store: store.is_computing(known.names)))
+        try:
+            return bool(await self._responses.call(lambda store: store.is_computing(known.names)))
+        except StoreFailedError:  # nobody can read its responses, so the model may be unloaded
+            return False

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +26,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@contextlib.contextmanager
+def closing_fd(folder: Path) -> Iterator[int]:
+    opened = os.open(folder, os.O_RDONLY)
+    yield opened
+    os.close(opened)
+
+
 def test_a_temporary_file_goes_with_its_server(folder: Path) -> None:
     place = StorePlace(ServerSettings())
     path = Path(place.settings.response_store)
     assert path.parent.parent == folder
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     path.write_text("x")
+    with (
+        pytest.raises(BlockingIOError),
+        closing_fd(path.parent) as opened,
+    ):  # what systemd-tmpfiles asks, see tmpfiles.d(5)
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     other = StorePlace(ServerSettings())  # a second server leaves it alone
     assert path.exists()
     other.close()

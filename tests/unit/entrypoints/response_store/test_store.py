@@ -203,6 +203,9 @@ def test_events_have_numbers(store: ResponseStore) -> None:
     store.add_events("", "gone", 0, [b"d"])
     found = store.find("", "1")
     assert found is not None and store.num_events(found.number) == 3
+    store.cancel("", "1")
+    store.add_events("", "1", 3, [b"e"])  # readers have seen the end
+    assert store.num_events(found.number) == 3
     assert store.events(found.number, 1) == [(1, b"b"), (2, b"c")]
 
 
@@ -228,6 +231,19 @@ def test_a_full_disk_changes_nothing(store: ResponseStore) -> None:
     assert store.find("", "1") is not None and store.find("", "2") is None
     store._do("PRAGMA max_page_count = 1000000")
     assert store.add(new("2"))
+
+
+def test_a_file_that_can_only_be_read_is_read(store: ResponseStore) -> None:
+    store.add(new("1"))
+    store.add(new("2", "1"))
+    store.add(new("dead", "2", status="in_progress", output=()))
+    store._do("UPDATE responses SET process = 'x' WHERE id = 'dead'")
+    store._do("PRAGMA query_only = 1")
+    assert ids(store, "2") == ["in-1", "out-1", "in-2", "out-2"]
+    found = store.find("", "dead")
+    assert found is not None and found.status == "failed"
+    with pytest.raises(sqlite3.OperationalError):
+        store.remove("", "1")
 
 
 @pytest.mark.parametrize("version", [0, 1])

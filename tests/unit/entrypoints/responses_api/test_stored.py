@@ -296,14 +296,58 @@ def test_if_nothing_can_be_stored_the_answer_is_given(tmp_path: Path, caplog: py
         for _ in range(2):
             made = create(api)
             assert made["output"][0]["content"][0]["text"] == "Hi!"
-            assert api.get(f"{PATH}/{made['id']}").status == 404
+            # whether a response is there is not known: a 404 would say that it is not
+            for end, method in (("", "GET"), ("", "DELETE"), ("/cancel", "POST"), ("/input_items", "GET")):
+                answer = api.get(f"{PATH}/{made['id']}{end}", method=method)
+                assert (answer.status, answer.error["code"]) == (503, "response_store_failed")
         assert api.post(PATH, {"input": "x", "stream": True}).events[-1]["type"] == "response.completed"
-        answer = api.post(PATH, {"input": "x", "background": True})
-        assert (answer.status, answer.error["code"]) == (503, "response_store_failed")
+        reference = [{"type": "item_reference", "id": "msg_1"}]
+        for more in ({"background": True}, {"previous_response_id": made["id"]}, {"input": reference}):
+            answer = api.post(PATH, {"input": "x", **more})
+            assert (answer.status, answer.error["code"]) == (503, "response_store_failed")
         api.until(lambda: not api.num_running)
-        assert api.get(f"{PATH}/resp_1").status == 404
     assert [record.message for record in caplog.records if "responses cannot be" in record.message][1:] == []
     assert "responses cannot be stored" in caplog.text
+
+
+def test_a_response_in_the_background_outlasts_a_file_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inflight.entrypoints.response_store.responses.WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("inflight.entrypoints.responses_api.background.RETRY_SECONDS", 0.05)
+    path = tmp_path / "r.sqlite"
+    with serving(replace(SETTINGS, response_store=str(path))) as api:
+        api.core.texts, api.core.held = ("Hi!",), True
+        exchange = api.open(PATH, {"input": "x", "background": True, "stream": True})
+        exchange.until(lambda: "response.in_progress" in exchange.answer.text)
+        id = exchange.answer.events[0]["response"]["id"]
+        number = len(api.core.sequences) - 1
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")  # no other process can write
+            api.do(lambda: api.core.emit(number, "Hi"))
+            api.do(lambda: api.core.emit(number, "!\0", FinishReason.STOP))
+            api.until(lambda: not api.num_running)
+            api.core.held = False
+            assert create(api)["status"] == "completed"
+            assert stored(api, id)["status"] == "in_progress"
+            other.execute("ROLLBACK")
+        events = exchange.end().events
+        assert [each["sequence_number"] for each in events] == list(range(len(events)))
+        assert events[-1]["type"] == "response.completed" and events[-1]["response"] == stored(api, id)
+        texts = [each["delta"] for each in events if each["type"] == "response.output_text.delta"]
+        assert "".join(texts) == "Hi!"
+
+
+def test_a_stream_that_cannot_be_read_any_more_ends_with_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    with serving(replace(SETTINGS, response_store=str(path))) as api:
+        api.core.held = True
+        exchange = api.open(PATH, {"input": "x", "background": True, "stream": True})
+        exchange.until(lambda: "response.in_progress" in exchange.answer.text)
+        with closing(sqlite3.connect(path)) as other, other:
+            other.execute("ALTER TABLE events RENAME TO damaged")
+        last = exchange.end().events[-1]
+        assert (last["type"], last["code"]) == ("error", "response_store_failed")
 
 
 def test_what_is_larger_than_all_may_be_is_answered_and_not_stored(api: Api, caplog: pytest.LogCaptureFixture) -> None:
