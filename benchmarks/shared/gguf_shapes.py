@@ -44,24 +44,27 @@ class GgufShape:
     has_biases_and_sinks: bool = False
 
 
+# As files called Q4_K_M: half of the value and down projections and the head are in Q6_K.
+_QWEN3_30B_A3B = GgufShape(
+    architecture="qwen3moe",
+    num_layers=48,
+    hidden_size=2048,
+    num_heads=32,
+    num_kv_heads=4,
+    head_dim=128,
+    num_experts=128,
+    top_k=8,
+    expert_size=768,
+    vocab_size=151936,
+    context_length=40960,
+    rope_base=1e6,
+    eps=1e-6,
+    types={"": "Q4_K", HEAD: "Q6_K", "attn_v": "Q4_K Q6_K", "ffn_down": "Q4_K Q6_K"},
+)
 GGUF_SHAPES = {
-    # As files called Q4_K_M: half of the value and down projections and the head are in Q6_K.
-    "qwen3-30b-a3b": GgufShape(
-        architecture="qwen3moe",
-        num_layers=48,
-        hidden_size=2048,
-        num_heads=32,
-        num_kv_heads=4,
-        head_dim=128,
-        num_experts=128,
-        top_k=8,
-        expert_size=768,
-        vocab_size=151936,
-        context_length=40960,
-        rope_base=1e6,
-        eps=1e-6,
-        types={"": "Q4_K", HEAD: "Q6_K", "attn_v": "Q4_K Q6_K", "ffn_down": "Q4_K Q6_K"},
-    ),
+    "qwen3-30b-a3b": _QWEN3_30B_A3B,
+    # As files called Q4_0, which fit into 24 GB.
+    "qwen3-30b-a3b-q4_0": replace(_QWEN3_30B_A3B, types={"": "Q4_0", HEAD: "Q6_K"}),
     "gpt-oss-20b": GgufShape(
         architecture="gpt-oss",
         num_layers=24,
@@ -221,6 +224,8 @@ def blocks_of(kind: str, random: np.random.Generator) -> np.ndarray[Any, Any]:
 
     if kind == "Q8_0":
         halves(0, 0.02 / 73.9)  # the standard deviation of a random int8
+    elif kind == "Q4_0":
+        halves(0, 0.02 / 4.61)  # the standard deviation of a random nibble
     elif kind == "Q4_K":
         # weights are d * scale * (nibble - 7.5), because all minima are as large as the scales; these are 40 of at most 63
         halves(0, 0.02 / (40 * 4.61))

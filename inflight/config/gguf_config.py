@@ -13,7 +13,7 @@ import numpy as np
 from inflight.config.families import ENCODERS, FAMILIES, VISION_FAMILIES
 from inflight.config.families.family import ROPE_FREQUENCIES, TENSORS, Family
 from inflight.config.gguf_experts import check_experts
-from inflight.config.gguf_file import GgufFile, GgufStrings, read_part
+from inflight.config.gguf_file import EMBEDDING, GgufFile, GgufStrings, read_part
 from inflight.config.gguf_mmproj import with_mmproj
 from inflight.config.gguf_parts import read_gguf
 from inflight.config.gguf_pooling import LABELS, POOLING_TYPE, pooling_fields
@@ -22,7 +22,6 @@ from inflight.config.stored_dtype import with_stored_dtype
 from inflight.errors import CheckpointError
 from inflight.hub import read_config
 
-_EMBEDDING = "token_embd.weight"
 _HEAD = "output.weight"
 _OF_VISION = {vision.architecture: vision.texts[0] for vision in VISION_FAMILIES}
 _ONLY_OF_VISION = [family for family in _OF_VISION.values() if family not in FAMILIES]
@@ -128,7 +127,7 @@ def gguf_config(file: GgufFile) -> dict[str, object]:
     config = {name: given[key] for key, name in _FIELDS.items() if key in given}
     config |= {
         "architectures": [family.architecture],
-        "vocab_size": file.tensors[_EMBEDDING].shape[0] if _EMBEDDING in file.tensors else None,
+        "vocab_size": file.tensors[EMBEDDING].shape[0] if EMBEDDING in file.tensors else None,
         "tie_word_embeddings": _HEAD not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
@@ -171,13 +170,13 @@ def _refuse_other_kinds(file: GgufFile) -> None:
 
 
 def _check_vocabulary(file: GgufFile) -> None:
-    embedding = file.tensors.get(_EMBEDDING)
+    embedding = file.tensors.get(EMBEDDING)
     head = file.tensors.get(_HEAD)
     if embedding is None and file.tensors:
-        raise CheckpointError(f"{file.path} lacks {_EMBEDDING}, whose rows are the vocabulary; download it again")
+        raise CheckpointError(f"{file.path} lacks {EMBEDDING}, whose rows are the vocabulary; download it again")
     if embedding is not None and head is not None and embedding.shape != head.shape:
         raise CheckpointError(
-            f"{file.path}: {_EMBEDDING} has shape {list(embedding.shape)}, and {_HEAD} {list(head.shape)}; "
+            f"{file.path}: {EMBEDDING} has shape {list(embedding.shape)}, and {_HEAD} {list(head.shape)}; "
             "they should be the same"
         )
 

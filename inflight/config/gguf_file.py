@@ -29,6 +29,8 @@ _DEFAULT_ALIGNMENT = 32
 _MAX_ALIGNMENT = 2**16
 _MAX_SIZE = 2**48  # largest size of one dimension
 
+EMBEDDING = "token_embd.weight"  # the tensor's name
+
 _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 10: "<Q", 11: "<q", 12: "<d"}
 _BOOL = 7
 _STRING = 8

@@ -12,6 +12,16 @@ import numpy as np
 from inflight.errors import ConfigError
 
 _IN_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4")  # in memory; the other quantized types have 8
+_IN_GROUPS_OF_16 = (
+    "IQ1_M",
+    "IQ2_S",
+    "IQ2_XS",
+    "NVFP4",
+    "Q2_K",
+    "Q3_K",
+    "Q6_K",
+)  # in memory; the others have groups of 32
+_WITH_OFFSETS = ("Q2_K", "Q4_1", "Q4_K", "Q5_1", "Q5_K")
 
 
 @dataclass(frozen=True)
@@ -32,6 +42,14 @@ class GgufType:
         if not self.is_quantized:
             return 8 * self.block_bytes
         return 4 if self.name in _IN_FOUR_BITS else 8
+
+    @property
+    def bits_with_scales(self) -> float:
+        """The bits of a weight in memory, with its part of the scales and offsets of groups, which have 16 bits each."""
+        if not self.is_quantized:
+            return self.bits_in_memory
+        group_size = 16 if self.name in _IN_GROUPS_OF_16 else 32
+        return self.bits_in_memory + 16 / group_size * (2 if self.name in _WITH_OFFSETS else 1)
 
 
 @cache

@@ -20,7 +20,7 @@ from inflight.config.architecture import DTYPE_BYTES, INFLIGHT, ModelArchitectur
 from inflight.config.engine import ModelConfig
 from inflight.config.experts import MANY_TOKENS
 from inflight.config.free_memory import available_bytes, is_limited
-from inflight.config.gguf_file import GgufTensor, read_part
+from inflight.config.gguf_file import EMBEDDING, GgufTensor, read_part
 from inflight.config.gguf_parts import read_gguf
 from inflight.config.machine import Machine
 from inflight.config.safetensors_file import INDEX_FILE, StoredBytes, find_files, model_name, read_header
@@ -184,7 +184,7 @@ def find_room(
     """
     if source.is_file():
         files = [read_gguf(source), *([] if mmproj is None else [read_part(mmproj)])]
-        sizes = [(name, _gguf_bytes(each, quantization)) for file in files for name, each in file.tensors.items()]
+        sizes = [(name, _gguf_bytes(name, each, quantization)) for file in files for name, each in file.tensors.items()]
         of_experts = sum(size for name, size in sizes if "_exps." in name)
         return Room(int(sum(size for _, size in sizes)), Beside(int(of_experts)))
     stored = DTYPE_BYTES.get(architecture.dtype, 2)
@@ -227,10 +227,12 @@ def with_draft(room: Room, draft: ModelConfig) -> Room:
     return room._replace(num_bytes=room.num_bytes + num_bytes, beside=beside)
 
 
-def _gguf_bytes(tensor: GgufTensor, quantization: str | None) -> float:
-    """Floats may be served as two bytes, and with an option as half of one."""
-    bits = tensor.type.bits_in_memory
-    if not tensor.type.is_quantized:
+def _gguf_bytes(name: str, tensor: GgufTensor, quantization: str | None) -> float:
+    """Floats may be served as two bytes, and with an option as half of one. The embedding is held as floats."""
+    bits = tensor.type.bits_with_scales
+    if name == EMBEDDING:
+        bits = 16
+    elif not tensor.type.is_quantized:
         bits = 16 if quantization is None else 4
     return prod(tensor.shape) * bits / 8
 

@@ -3,22 +3,21 @@
 import math
 from collections.abc import Mapping
 
-from inflight.config.gguf_file import GgufTensor
+from inflight.config.gguf_file import EMBEDDING, GgufTensor
 from inflight.config.weight_room import gibibytes
 from inflight.model_loader.gguf_blocks import GRIDS, UNPACKERS
 
-_EMBEDDING = "token_embd.weight"  # is held as floats
 _MORE = 1.25  # a type is named if it needs more than this times its bytes in the file
 
 
 def mean_bits(tensors: Mapping[str, GgufTensor]) -> float | None:
-    """The fewest bits that a weight of a linear layer has in memory, without scales, on average. Stored floats may be served as
-    16 bits. None if there are no such weights."""
+    """The fewest bits that a weight of a linear layer has in memory, with its part of the scales, on average. Stored floats may
+    be served as 16 bits. None if there are no such weights."""
     matrices = _matrices(tensors)
     total = sum(math.prod(tensor.shape) for tensor in matrices)
     if not total:
         return None
-    return sum(min(16, tensor.type.bits_in_memory) * math.prod(tensor.shape) for tensor in matrices) / total
+    return sum(min(16, tensor.type.bits_with_scales) * math.prod(tensor.shape) for tensor in matrices) / total
 
 
 def memory_notice(tensors: Mapping[str, GgufTensor]) -> str | None:
@@ -43,4 +42,4 @@ def memory_notice(tensors: Mapping[str, GgufTensor]) -> str | None:
 
 
 def _matrices(tensors: Mapping[str, GgufTensor]) -> list[GgufTensor]:
-    return [tensor for name, tensor in tensors.items() if len(tensor.shape) > 1 and name != _EMBEDDING]
+    return [tensor for name, tensor in tensors.items() if len(tensor.shape) > 1 and name != EMBEDDING]

@@ -59,7 +59,9 @@ class Mxfp4Source(WeightSource):
         num_weights = sum(map(prod, self._weights.values()))
         if floats is None:
             num_others = sum(prod(each.shape) for name, each in self.tensors.items() if name not in self._weights)
-            self.bits_in_memory = (BITS * num_weights + 16 * num_others) / (num_weights + num_others)
+            self.bits_in_memory = ((BITS + 16 / GROUP_SIZE) * num_weights + 16 * num_others) / (
+                num_weights + num_others
+            )
         self.notice = (
             f"{len(self._weights)} tensors of experts are stored in MXFP4 ({gibibytes(num_weights / 2)}) and held in {bits} "
             f"bits ({gibibytes(num_weights * bits / 8)} of memory), which changes no weight"

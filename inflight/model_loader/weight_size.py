@@ -13,6 +13,7 @@ from inflight.models.causal_lm import CausalLM
 
 _SCALE_BYTES, _GROUP_BYTES = 4, 4  # a row has one float32 scale; a group has a scale and an offset in half precision
 _SMALLEST = QuantizationConfig(layers="int4", head="int4", group_size=128)  # that is assumed for quantized checkpoints
+_SMALLEST_BITS = 4 + 8 * _GROUP_BYTES / _SMALLEST.group_size  # of a weight, with its part of the scales
 _PART_OF_KNOWN = 0.9
 
 
@@ -64,7 +65,7 @@ def weight_bytes(model: nn.Module, config: ModelConfig, stored_bits: float | Non
     total = sum(weight.nbytes for weight in model.parameters())
     if stored_bits is not None and config.quantization.layers is None:  # otherwise stored floats may become smaller
         linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, Linear))
-        total += int(linear * max(0.0, _PART_OF_KNOWN * stored_bits - 4) / 8)
+        total += int(linear * max(0.0, _PART_OF_KNOWN * stored_bits - _SMALLEST_BITS) / 8)
     for module in model.modules():
         if isinstance(module, Linear) and not module.keeps_floats:
             total += _quantized_bytes(module.weight, kinds.layers, kinds.group_size) - module.weight.nbytes

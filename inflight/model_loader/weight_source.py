@@ -55,8 +55,8 @@ class WeightSource(ABC):
 
     Attributes:
         unlisted: tensors that are in the files, but not in the list of the checkpoint's tensors.
-        bits_in_memory: the fewest bits that a weight of a linear layer will have, without scales, on average; None if this is
-            not known before the weights are read.
+        bits_in_memory: the fewest bits that a weight of a linear layer will have, with its part of the scales, on average; None
+            if this is not known before the weights are read.
         notice: what a user should know about memory before the weights are read.
         name_in_file: what a tensor of the model would be called in the files, for messages about tensors that are missing.
     """

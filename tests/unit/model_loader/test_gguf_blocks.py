@@ -14,6 +14,8 @@ from gguf import dequantize as dequantize_by_gguf
 from inflight.config.gguf_file import GgufTensor
 from inflight.config.gguf_types import GgufType, gguf_types
 from inflight.config.weight_room import Room, find_room, gibibytes
+from inflight.kernels.cpu.library import load_kernels
+from inflight.kernels.cpu.packing import describe_integers, packed_bytes, with_zero_in_the_middle
 from inflight.kernels.quantized_weight import QuantizedWeight
 from inflight.model_loader.gguf_blocks import FLOATS, GRIDS, UNPACKERS, unpack_blocks
 from inflight.model_loader.gguf_memory import mean_bits, memory_notice
@@ -60,6 +62,21 @@ def test_all_bits_are_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert name in UNPACKERS or name in GRIDS
 
 
+@pytest.mark.skipif(load_kernels() is None, reason="no C++ kernels here")
+@pytest.mark.parametrize("name", sorted(TYPES.keys() - FLOATS.keys()))
+def test_the_bytes_of_the_kernels_are_known(name: str) -> None:
+    """What packing takes, scales and offsets too: a model that passes the check fits."""
+    kernels = load_kernels()
+    assert kernels is not None
+    weight = unpack_blocks(
+        TYPES[name], random_rows(TYPES[name], 64, 2048 // TYPES[name].block_size, np.random.default_rng(0))
+    )
+    assert isinstance(weight, QuantizedWeight)
+    has_offsets = with_zero_in_the_middle(weight)[1] is not None
+    described = describe_integers(weight, has_offsets=has_offsets, scale=1.0, gate=None)
+    assert packed_bytes(kernels, described) * 8 == TYPES[name].bits_with_scales * weight.values.numel()
+
+
 @pytest.mark.parametrize("name", GRIDS)
 def test_a_type_without_a_table_is_quantized_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each weight is off by at most half a step, which is 1/127 of the largest in its group of 32."""
@@ -92,8 +109,8 @@ def test_memory_is_known_before_weights_are_read(monkeypatch: pytest.MonkeyPatch
     def tensors(**types: str) -> dict[str, GgufTensor]:
         return {f"{name}.weight": GgufTensor(Path("x"), (512, 1024), TYPES[kind], 0) for name, kind in types.items()}
 
-    assert mean_bits(tensors(a="Q4_K", b="Q6_K", token_embd="F32")) == 6
-    assert mean_bits(tensors(a="F32", b="F16", c="Q2_K")) == (16 + 16 + 8) / 3
+    assert mean_bits(tensors(a="Q4_K", b="Q6_K", token_embd="F32")) == (5 + 9) / 2
+    assert mean_bits(tensors(a="F32", b="F16", c="Q2_K")) == (16 + 16 + 10) / 3
     assert mean_bits({}) is None
     assert memory_notice(tensors(a="Q4_K", b="Q6_K", c="Q8_0", d="BF16", token_embd="Q2_K")) is None
     assert memory_notice(tensors(a="IQ4_NL", b="IQ4_XS", c="MXFP4")) is None
@@ -111,9 +128,10 @@ def test_memory_is_known_before_weights_are_read(monkeypatch: pytest.MonkeyPatch
 def test_a_type_that_is_read_needs_more_memory_in_the_sum(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     none: Any = None  # the architecture is not read
-    for name, bits in (("Q4_0", 4), ("Q5_0", 8)):
-        file = write_gguf(
-            tmp_path / f"{name}.gguf", {}, {"a": quantized(name, (64, 64), random), "b": floats(torch.ones(64))}
-        )
-        assert find_room(file, none, "auto", None) == Room(64 * 64 * bits // 8 + 64 * 2)
-        assert find_room(file, none, "auto", "int4") == Room(64 * 64 * bits // 8 + 64 // 2)
+    for name, bits in (("Q4_0", 4.5), ("Q5_0", 8.5)):
+        table = quantized(name, (3, 64), random)
+        tensors = {"a": quantized(name, (64, 64), random), "b": floats(torch.ones(64)), "token_embd.weight": table}
+        file = write_gguf(tmp_path / f"{name}.gguf", {}, tensors)
+        of_the_rest = 3 * 64 * 2 + int(64 * 64 * bits / 8)
+        assert find_room(file, none, "auto", None) == Room(of_the_rest + 64 * 2)
+        assert find_room(file, none, "auto", "int4") == Room(of_the_rest + 64 // 2)
