@@ -81,7 +81,7 @@ class Pending(ABC):
 
 class PendingStep(Pending):
     """A step. Its future waits for all ranks. The result is the output of `output_rank`, with the compute time of the slowest
-    rank. It says that cores are shared if this is so on any rank."""
+    rank. It says that cores are shared if this is so on any rank, and has the refused images of all ranks."""
 
     def __init__(self, plan: SchedulerOutput, num_ranks: int, output_rank: int, budget: float = math.inf) -> None:
         super().__init__(("step", plan.step_id), num_ranks, output_rank)
@@ -94,9 +94,8 @@ class PendingStep(Pending):
         output: ModelRunnerOutput = super().result()
         slowest = max(each.compute_seconds for each in self.values.values())
         shares_cores = any(each.shares_cores for each in self.values.values())
-        if (slowest, shares_cores) == (output.compute_seconds, output.shares_cores):
-            return output
-        return replace(output, compute_seconds=slowest, shares_cores=shares_cores)
+        refused = tuple(image for each in self.values.values() for image in each.refused_images)
+        return replace(output, compute_seconds=slowest, shares_cores=shares_cores, refused_images=refused)
 
     @property
     def name(self) -> str:

@@ -61,6 +61,7 @@ class ImageInput:
             embeddings.
         pixels: as transformers' processor of the family returns them; empty in the copy that a rank gets with its request.
         grid: (frames, rows, columns) of patches, before any merging.
+        place: what errors call the image; "" for none.
     """
 
     start: int
@@ -68,6 +69,7 @@ class ImageInput:
     digest: bytes
     pixels: Float32Array
     grid: tuple[int, int, int]
+    place: str = ""
 
     @property
     def stop(self) -> int:

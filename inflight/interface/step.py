@@ -137,7 +137,8 @@ class ModelRunnerOutput:
 
     `compute_seconds` is the time of the step's forward and sample; 0 if it was not measured. Waits for other ranks' data and
     for masks are not included, except that on a GPU the time includes a wait for late masks. `shares_cores`: whether
-    the rank's compute threads had to wait for their cores in the last steps (worker/core_sharing.py).
+    the rank's compute threads had to wait for their cores in the last steps (worker/core_sharing.py). `refused_images`: the
+    digests of images that the vision tower cannot compute, with the reasons.
     """
 
     step_id: int
@@ -150,3 +151,4 @@ class ModelRunnerOutput:
     draft_token_ids: Int32Array = field(default_factory=_empty)  # [num_sampling_rows, num_speculative_tokens] or empty
     compute_seconds: float = 0.0
     shares_cores: bool = False
+    refused_images: tuple[tuple[bytes, str], ...] = ()

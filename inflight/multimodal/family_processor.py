@@ -202,7 +202,11 @@ class FamilyProcessor:
                 if options
                 else f"an image of {image.width}x{image.height} pixels"
             )
-            raise InvalidRequestError(f"the processor of this model refuses {what}: {error}", place) from error
+            advice = "choose other options" if options else "send one of another size"
+            reason = f"{type(error).__name__}: {error}"
+            raise InvalidRequestError(
+                f"the processor of this model cannot process {what} ({reason}); {advice}", place
+            ) from error
 
     def _pieces(self, pixels: Float32Array, found: Any) -> list[tuple[Float32Array, Grid]]:  # Any: of transformers
         """Divides the pixels of an image into the inputs of the tower. `found`: what the processor has returned."""

@@ -20,7 +20,7 @@ def images_part(token_ids: Int32Array, images: Sequence[ProcessedImage], vision:
     _check_inputs(images, vision)
     positions = np.flatnonzero(token_ids == vision.image_token_id)
     inputs, done = list[ImageInput](), 0
-    for each in (each for image in images for each in image.inputs):
+    for place, each in ((image.place, each) for image in images for each in image.inputs):
         expected = np.full(each.num_tokens, vision.image_token_id) if each.token_ids is None else each.token_ids
         placeholders = np.flatnonzero(np.equal(expected, vision.image_token_id))
         start = int(positions[done] - placeholders[0]) if done < len(positions) else -1
@@ -28,7 +28,14 @@ def images_part(token_ids: Int32Array, images: Sequence[ProcessedImage], vision:
             raise InvalidRequestError("the prompt contains tokens of images that are not those of its images", "prompt")
         done += len(placeholders)
         inputs.append(
-            ImageInput(start=start, num_tokens=each.num_tokens, digest=each.digest, pixels=each.pixels, grid=each.grid)
+            ImageInput(
+                start=start,
+                num_tokens=each.num_tokens,
+                digest=each.digest,
+                pixels=each.pixels,
+                grid=each.grid,
+                place=place,
+            )
         )
     if done != len(positions):
         raise InvalidRequestError("the prompt contains tokens of images that are not those of its images", "prompt")

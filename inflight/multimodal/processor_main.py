@@ -91,6 +91,12 @@ def answer(processor: FamilyProcessor, task: Task) -> ProcessedImage | Refusal:
     except (InvalidRequestError, ConfigError) as error:
         is_option = isinstance(error, InvalidRequestError) and error.param == "mm_processor_kwargs"
         return Refusal(message=str(error)[:MAX_SHOWN], is_option=is_option)
+    except MemoryError:
+        return Refusal(message="the image needs too much memory; send a smaller one")
+    except Exception as error:  # of the code behind the processor, which reads what it has returned
+        logger.warning("an image cannot be processed", exc_info=True)
+        reason = f"{type(error).__name__}: {error}"
+        return Refusal(message=f"the image cannot be processed ({reason}); send another one"[:MAX_SHOWN])
 
 
 def hide_torch() -> None:

@@ -4,26 +4,30 @@ A prompt is computed up to its first image that is not encoded. Then the steps c
 decodes, as many as the step's limit of time allows, but at least one. A request whose next token belongs to such an image is
 not admitted before the image is encoded. The embeddings stay in the encoder cache of the ranks until other images need the
 room. So an image is encoded once for all requests that have it, and again only if it was evicted. A step does not evict an
-image that it uses, so the first request in queue order always goes on.
+image that it uses, so the first request in queue order always goes on. If the tower refuses an image, the requests that have
+it fail, and no other one.
 
 Plans tell the ranks what to encode and what to evict. The ranks decide nothing, so they all have the same embeddings.
 """
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from inflight.config.vision import VisionSpec
+from inflight.errors import ErrorKind
 from inflight.interface.images import NO_PIXELS, EncoderCounts, ImageInput, ImagesPart
 from inflight.interface.parts import EncoderInput, RequestPart
-from inflight.interface.step import SchedulerOutput
+from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.scheduler.gates import Gates
 from inflight.scheduler.prompt_sharing import PromptSharing
 from inflight.scheduler.request import Request
 from inflight.scheduler.step_time.limits import StepBudget
 from inflight.scheduler.step_time.load import load_of
 
+# ends a request with an error: its id, the reason, the kind and the parameter of the error
+Fail = Callable[[str, str, ErrorKind, str], None]
 _PACE = 0.3  # after each step that encodes, the seconds of a unit of work move by this share of their error
 
 
@@ -46,6 +50,7 @@ class EncoderInputs:
 
     Args:
         max_tokens: of how many tokens the ranks keep the embeddings. An image has at most so many.
+        fail: the scheduler's.
         is_whole: prompts are not divided, so all images of a prompt are encoded in its step, however long it takes.
         keeps_images_whole: the tokens of an image see each other in both directions, so one step computes all of them. Of an
             image whose first tokens are in cached blocks, it computes the others: the names of these blocks have the digest of
@@ -61,11 +66,13 @@ class EncoderInputs:
         max_tokens: int,
         gates: Gates,
         sharing: PromptSharing,
+        fail: Fail,
         *,
         is_whole: bool = False,
         keeps_images_whole: bool = False,
     ) -> None:
         self._vision, self._max_tokens, self._gates, self._sharing = vision, max_tokens, gates, sharing
+        self._fail = fail
         self._is_whole = is_whole
         self._keeps_images_whole = keeps_images_whole
         gates.gates.append(self._image_awaited)
@@ -214,9 +221,12 @@ class EncoderInputs:
         self._evicted.clear()
         return replace(plan, encoder_evictions=evicted, encoder_inputs=tuple(inputs))
 
-    def committed(self, seconds: float) -> float:
-        """The oldest step in flight has taken `seconds` (0: unknown). Returns `seconds`, or 0 if the step has encoded
-        something, because it tells nothing about other steps then."""
+    def committed(self, output: ModelRunnerOutput) -> float:
+        """The oldest step in flight has ended. Fails the requests whose images were refused. Returns how many seconds the step
+        has taken (0: unknown), or 0 if it has encoded something, because it tells nothing about other steps then."""
+        for digest, reason in output.refused_images:
+            self._refuse(digest, reason)
+        seconds = output.compute_seconds
         work, expected = self._in_flight.popleft()
         if not work:
             return seconds
@@ -226,6 +236,17 @@ class EncoderInputs:
             found, before = longer / work, self._seconds_per_work
             self._seconds_per_work = found if before is None else before + _PACE * (found - before)
         return 0.0
+
+    def _refuse(self, digest: bytes, reason: str) -> None:
+        encoding = self._encodings.pop(digest, None)
+        if encoding is not None:
+            self._num_tokens -= encoding.image.num_tokens
+            self._evicted.append(digest)  # what the ranks have instead of its embeddings
+        for request in list(self._sharing.requests.values()):
+            image = next((each for each in _images_of(request.parts) if each.digest == digest), None)
+            if image is not None:
+                message = f"{image.place}: {reason}" if image.place else reason
+                self._fail(request.request_id, message, ErrorKind.REQUEST, image.place)
 
     def take_counts(self) -> EncoderCounts:
         """Returns the counts since the last call."""

@@ -10,11 +10,12 @@ from inflight.scheduler.step_time.limits import StepLimits
 class PromptSharing:
     """
     Args:
-        requests: id -> request, for all requests that have not ended. The scheduler adds and removes entries.
+        requests: id -> request, for all requests that have not ended. The scheduler adds and removes entries. An attribute,
+            too.
     """
 
     def __init__(self, requests: Mapping[str, Request], kv_cache: KVCacheManager) -> None:
-        self._requests, self._kv_cache = requests, kv_cache
+        self.requests, self._kv_cache = requests, kv_cache
 
     def leader(self, request: Request) -> Request | None:
         """Returns the leader if the request is a follower that has never run and the leader has not ended; otherwise None.
@@ -24,7 +25,7 @@ class PromptSharing:
         admitted and share the leader's blocks. Steps in flight may still have to compute some of these blocks. This is safe,
         because all ranks run the steps in order, and if a step fails, all later steps are void.
         """
-        return self._requests.get(request.core.prompt_leader or "") if request.status is RequestStatus.WAITING else None
+        return self.requests.get(request.core.prompt_leader or "") if request.status is RequestStatus.WAITING else None
 
     def leader_to_wait_for(self, request: Request) -> Request | None:
         """If the request is a follower that cannot be admitted yet, returns its leader, otherwise None. A prompt that fits one

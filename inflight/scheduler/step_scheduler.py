@@ -319,7 +319,7 @@ class StepScheduler:
         """
         planned, requests = self._in_flight.popleft()
         seconds = output.compute_seconds
-        self.limits.committed(seconds if self.encoder is None else self.encoder.committed(seconds))
+        self.limits.committed(seconds if self.encoder is None else self.encoder.committed(output))
         assert planned is plan and output.step_id == plan.step_id, (plan.step_id, output.step_id)
         scheduled = plan.num_scheduled_tokens.tolist()
         ends = (plan.num_computed_tokens + plan.num_scheduled_tokens).tolist()

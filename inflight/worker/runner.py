@@ -88,6 +88,10 @@ class Runner(RunnerBase, Generic[Prepared, Forward, Drawn]):
     def discard(self, model_input: Prepared) -> None:
         """Free what the step holds. Called in the compute thread, after the step's forward or its draws have failed."""
 
+    def take_refused_images(self) -> tuple[tuple[bytes, str], ...]:
+        """Returns the images that the tower has refused since the last call (`ModelRunnerOutput.refused_images`)."""
+        return () if self._model.tower is None else self._model.tower.take_refused()
+
     @abstractmethod
     def drain(self, drawn: Drawn) -> ModelRunnerOutput:
         """Return the step's output. Runs in the drain thread, while later steps run."""

@@ -187,7 +187,10 @@ class StepPipeline(WorkerBase):
         else:
             seconds, watch = self._compute_seconds(step), self._core_watch
             shares_cores = watch is not None and watch.shares_cores
-            step.future.set_result(replace(output, compute_seconds=seconds, shares_cores=shares_cores))
+            refused = self.runner.take_refused_images()
+            step.future.set_result(
+                replace(output, compute_seconds=seconds, shares_cores=shares_cores, refused_images=refused)
+            )
         if self._core_watch is not None:
             self._core_watch.update()
 

@@ -9,8 +9,10 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from inflight import SamplingParams
@@ -19,13 +21,23 @@ from inflight.config.families.transformers_vision import TYPES as TABLE
 from inflight.config.gguf_config import read_model_config
 from inflight.config.unknown_family import describe_model
 from inflight.entrypoints.llm_engine import LLMEngine
-from inflight.errors import CheckpointError
+from inflight.errors import CheckpointError, InvalidRequestError
 from inflight.interface.images import ImagesPart
+from inflight.interface.packed_arrays import unpack_arrays
+from inflight.models.transformers_fallback.tower import TransformersTower
+from inflight.multimodal.decode import decode_file
 from inflight.multimodal.expansion import expand_text
 from inflight.multimodal.family_processor import FamilyProcessor
 from inflight.multimodal.image_parts import images_part
 from inflight.multimodal.messages import Start
-from tests.support.image_models import byte_tokenizer, drawing, processor_of_transformers, write_image_family
+from tests.support.image_models import (
+    as_bytes,
+    byte_tokenizer,
+    drawing,
+    file_of,
+    processor_of_transformers,
+    write_image_family,
+)
 from tests.support.transformers_vision_models import TYPES, config_of, family_of, write_tower_type
 from tests.support.vision_models import reference_model
 
@@ -75,14 +87,14 @@ def given_of(name: str, folder: Path) -> list[Given]:
     return found
 
 
-def answers(folder: Path, given: list[Given], **settings: Any) -> list[list[int]]:
+def answers(folder: Path, given: list[Given], params: SamplingParams = PARAMS, **settings: Any) -> list[list[int]]:
     args = {"dtype": "float32", "max_model_len": 1024, "max_num_seqs": 4, "num_threads": 1, **settings}
     engine = LLMEngine.from_args(EngineArgs(model=str(folder), skip_tokenizer_init=True, **args))
     found: dict[str, list[int]] = {}
     try:
         for number, each in enumerate(given):
             parts = () if each.part is None else (each.part,)
-            engine.add_request(str(number), {"prompt_token_ids": each.tokens}, PARAMS, parts=parts)
+            engine.add_request(str(number), {"prompt_token_ids": each.tokens}, params, parts=parts)
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if output.finished:
@@ -145,6 +157,144 @@ def test_the_processors_need_no_torch(tmp_path: Path) -> None:
         text=True,
     )
     assert found.returncode == 0, found.stderr
+
+
+# Sizes at which code that counts patches may fail, and the modes of files that are not RGB
+SIZES = [
+    *((1, 1), (1, 3), (3, 1), (1, 40), (40, 1), (3, 40), (13, 13), (14, 14), (28, 14), (28, 28), (27, 29)),
+    *((4, 200), (200, 4), (5, 1000), (1000, 5), (300, 300), (1500, 1100)),
+]
+MODES = ["L", "LA", "P", "RGBA", "1", "I;16"]
+
+
+def odd_images() -> list[Image.Image]:
+    found = [drawing(width, height, 3) for width, height in SIZES]
+    for mode in MODES:
+        grey = np.asarray(drawing(30, 28, 4).convert("L"))
+        given = Image.fromarray(grey.astype(np.uint16) * 257) if mode == "I;16" else Image.fromarray(grey).convert(mode)
+        found.append(decode_file(as_bytes(file_of(given))))
+    frames = [drawing(20, 30, seed) for seed in range(2)]
+    found.append(decode_file(as_bytes(file_of(frames[0], "GIF", save_all=True, append_images=frames[1:]))))
+    return found
+
+
+def features_of(truth: Any, inputs: dict[str, Any]) -> Any:  # Any: a model of transformers
+    """Embeddings of a prompt with one image, if transformers' own code fails with an image of so few tokens alone: those that
+    it computes of this image beside another one."""
+    pixels, sizes = inputs["pixel_values"], inputs["image_sizes"]
+    large = torch.nn.functional.pad(pixels, (0, 56 - pixels.shape[-1], 0, 56 - pixels.shape[-2]))
+    both = torch.cat([large, torch.ones(1, 3, 56, 56)])
+    found = truth.model.get_image_features(both, torch.cat([sizes, torch.tensor([[56, 56]])])).pooler_output[0]
+    embeddings = truth.get_input_embeddings()(inputs["input_ids"])
+    embeddings[inputs["input_ids"] == truth.config.image_token_id] = found
+    return embeddings
+
+
+@pytest.mark.parametrize("name", marked(TYPES, ["mistral3"]))
+def test_images_of_any_size_are_read_or_refused(tmp_path: Path, name: str) -> None:
+    """Those that transformers' processor takes are computed, and a fault of the engine is none of their answers."""
+    folder = write_tower_type(name, tmp_path / "m")
+    family, truth = family_of(name), reference_model(folder)
+    spec = describe_model(read_model_config(folder), "auto").vision
+    assert spec is not None
+    ours = FamilyProcessor(Start(folder=folder, tokenizer=folder, image_token_id=spec.image_token_id))
+    theirs = processor_of_transformers(folder, family)
+    tokenizer = byte_tokenizer(family.special_tokens)
+    given = []
+    for image in odd_images():
+        try:
+            processed = ours.process(image, {})
+        except InvalidRequestError:
+            continue
+        text = text_of(1, family.placeholder)
+        tokens = tokenizer.encode(expand_text(text, [processed])).ids
+        part = images_part(np.array(tokens, dtype=np.int32), [processed], spec)
+        inputs = dict(theirs(images=[image], text=text, return_tensors="pt"))
+        with torch.inference_mode():
+            if name == "mistral3" and part.images[0].num_tokens == 1:
+                inputs = {"inputs_embeds": features_of(truth, inputs), "attention_mask": inputs["attention_mask"]}
+            first = int(truth(**inputs).logits[0, -1].argmax())
+        given.append(Given(tokens, part, [first]))
+    assert len(given) > len(MODES)  # most types refuse no size
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    assert answers(folder, given, params, max_model_len=4096) == [each.answer for each in given]
+
+
+class Told(NamedTuple):
+    """What came of requests: the tokens of each, or its error, and how many faults the engine has had."""
+
+    tokens: dict[str, list[int]]
+    errors: dict[str, str]
+    num_faults: int
+
+
+def told(folder: Path, given: dict[str, Given], **settings: Any) -> Told:
+    args = {"dtype": "float32", "max_model_len": 1024, "max_num_seqs": 4, "num_threads": 1, **settings}
+    engine = LLMEngine.from_args(EngineArgs(model=str(folder), skip_tokenizer_init=True, **args))
+    found = Told({}, {}, 0)
+    try:
+        for name, each in given.items():
+            parts = () if each.part is None else (each.part,)
+            engine.add_request(name, {"prompt_token_ids": each.tokens}, PARAMS, parts=parts)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished and output.outputs[0].finish_reason == "error":
+                    found.errors[output.request_id] = output.error
+                elif output.finished:
+                    found.tokens[output.request_id] = list(output.outputs[0].token_ids)
+        return found._replace(num_faults=engine.core.fault_status().epoch)
+    finally:
+        engine.close()
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "one rank": {},
+    "two tensor-parallel ranks": {"tensor_parallel_size": 2, "distributed_executor_backend": "uni"},
+    "two stages": {"pipeline_parallel_size": 2, "distributed_executor_backend": "uni"},
+}
+
+
+@pytest.mark.parametrize("way", marked(WAYS, ["one rank", "two stages"]))
+def test_an_image_with_which_transformers_fails_costs_its_request_alone(
+    model: tuple[Path, list[Given]], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, (first, second, third, text) = model
+    failing, real = second.part, TransformersTower.call
+
+    def call(self: TransformersTower, arrays: dict[str, torch.Tensor]) -> None:
+        assert failing is not None
+        if torch.equal(
+            arrays["pixel_values"], torch.from_numpy(unpack_arrays(failing.images[0].pixels)["pixel_values"])
+        ):
+            raise ValueError("shape '[1]' is invalid\nfor this image")
+        real(self, arrays)
+
+    monkeypatch.setattr(TransformersTower, "call", call)
+    given = {"text": text, "odd": second, "first": first, "odd again": second, "third": third}
+    found = told(folder, given, **WAYS[way])
+    assert found.tokens == {name: each.answer for name, each in given.items() if each is not second}
+    assert set(found.errors) == {"odd", "odd again"} and found.num_faults == 0
+    assert all("(ValueError: shape '[1]' is invalid)" in error for error in found.errors.values())
+
+
+def test_memory_that_runs_out_in_the_tower_is_a_fault_and_no_error_of_the_request(
+    model: tuple[Path, list[Given]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, given = model
+    real, failures = (
+        TransformersTower.call,
+        [MemoryError(), RuntimeError("[enforce fail] can't allocate memory: 9 bytes")],
+    )
+
+    def call(self: TransformersTower, arrays: dict[str, torch.Tensor]) -> None:
+        if failures:
+            raise failures.pop()
+        real(self, arrays)
+
+    monkeypatch.setattr(TransformersTower, "call", call)
+    found = told(folder, {"first": given[0], "text": given[-1]})
+    assert found.tokens == {"first": given[0].answer, "text": given[-1].answer}
+    assert found.num_faults == 2 and not found.errors
 
 
 def test_a_part_for_text_that_only_transformers_knows(tmp_path: Path) -> None:

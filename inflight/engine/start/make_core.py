@@ -75,6 +75,7 @@ def make_core(
             max_tokens,
             gates,
             sharing,
+            scheduler.fail,
             is_whole=is_whole,
             keeps_images_whole=keeps_images_whole(config.model.architecture),
         )

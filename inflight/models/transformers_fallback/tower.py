@@ -25,10 +25,20 @@ from inflight.models.transformers_fallback.adapters import replace_module
 from inflight.models.transformers_fallback.build import BUILDING, EmptyOnMeta, move
 from inflight.models.transformers_fallback.default_dtype import DefaultDtype, float32_by_default
 from inflight.models.transformers_fallback.weights import FallbackUnit, WeightPlan, missing_weights
-from inflight.models.vision.tower import Embed, EncoderState, VisionTower, hint_at_tower, tower_context
+from inflight.models.vision.tower import (
+    Embed,
+    EncoderState,
+    RefusedImageError,
+    VisionTower,
+    hint_at_tower,
+    tower_context,
+)
 
 # Modules beside the decoder that draw images (Janus)
 _UNUSED = ("vqmodel", "generation_embeddings", "generation_aligner", "generation_head")
+MAX_SHOWN = 300  # characters of an error of transformers
+# In the errors of torch that have no class of their own: of its allocator on a CPU, of oneDNN, and of older calls of CUDA
+_OF_THE_MACHINE = ("can't allocate memory", "could not create a primitive", "out of memory", "CUDA error")
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -89,6 +99,9 @@ class TransformersTower(VisionTower):
             if hasattr(base, each):
                 setattr(base, each, nn.Identity())
         base.get_input_embeddings = self._decoder.get_input_embeddings
+        if base.config.model_type == "mistral3":
+            # its code removes the first dimension of these features, which is that of the tokens if there is only one
+            base.multi_modal_projector.register_forward_hook(lambda module, given, features: features[None])
         self._takes = _parameters(base)
         move(model, context)
         self._model = model.eval()
@@ -120,12 +133,24 @@ class TransformersTower(VisionTower):
         inputs = {
             name: self._on_device(torch.from_numpy(array)) for name, array in arrays.items() if name in self._takes
         }
-        with float32_by_default(), torch.no_grad():
-            self._model.base_model(**inputs, use_cache=False)
+        try:
+            self.call(inputs)
+        except Exception as error:
+            if _is_of_the_machine(error):
+                raise
+            cause = f"{type(error).__name__}: {error}".partition("\n")[0][:MAX_SHOWN]
+            raise RefusedImageError(
+                f"the code of transformers for this model cannot compute the image ({cause}): send one of another size"
+            ) from error
         assert self._decoder.given is not None
         state.features = [self._decoder.given[0]]
         self._decoder.given = None
         state.layer = self.spec.num_layers
+
+    def call(self, inputs: dict[str, Tensor]) -> None:
+        """Let transformers' code compute an image: `_NoDecoder` gets the embeddings."""
+        with float32_by_default(), torch.no_grad():
+            self._model.base_model(**inputs, use_cache=False)
 
     def finish(self, state: EncoderState) -> Tensor:
         (embeddings,) = state.features
@@ -148,6 +173,13 @@ def _build(spec: TransformersVisionSpec, context: LayerContext) -> PreTrainedMod
             f"{name}: {error}; a newer transformers may, and language_model_only=True (--language-model-only) leaves it out"
         ) from error
     return cast("PreTrainedModel", model)
+
+
+def _is_of_the_machine(error: Exception) -> bool:
+    """Whether an error is not of the image that was computed: memory ran out, or the device or the system has failed."""
+    if isinstance(error, MemoryError | OSError | ImportError | torch.OutOfMemoryError | torch.AcceleratorError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OF_THE_MACHINE)
 
 
 def _parameters(model: nn.Module) -> frozenset[str]:

@@ -1,6 +1,7 @@
 """`VisionTower`: the interface of vision towers. `EncoderState`: an image on its way through the layers of a tower."""
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +19,10 @@ from inflight.models.vision.division import RowDivision
 
 # token ids, positions and types of tokens, [num_tokens] each -> [num_tokens, hidden_size]
 Embed = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+class RefusedImageError(Exception):
+    """The tower cannot compute an image, because of what the image is. The rank and its other images are not affected."""
 
 
 @dataclass(kw_only=True)
@@ -84,6 +89,7 @@ class VisionTower(nn.Module, ABC):
         self.device = context.device
         self.ops = context.ops
         self.group = TensorParallelGroup()  # the ranks that compute an image together
+        self._refused: deque[tuple[bytes, str]] = deque()
 
     @abstractmethod
     def begin(self, pixels: Tensor, grid: Grid) -> EncoderState:
@@ -94,7 +100,11 @@ class VisionTower(nn.Module, ABC):
         """
 
     def advance(self, state: EncoderState, num_slices: int) -> None:
-        """Computes the next `num_slices` slices of layers (`VisionSpec.patches_of_slice`), or those that are left."""
+        """Computes the next `num_slices` slices of layers (`VisionSpec.patches_of_slice`), or those that are left.
+
+        Raises:
+            RefusedImageError: the tower cannot compute the image. `state` must not be used any more.
+        """
         if state.layer == 0 and state.heads is None:
             state.division = RowDivision.make(self.group, len(state.residual), self.spec.patches_of_slice)
         for _ in range(num_slices):
@@ -153,6 +163,17 @@ class VisionTower(nn.Module, ABC):
         state = self.begin(pixels, grid)
         self.advance(state, self.spec.num_slices(grid))
         return self.finish(state)
+
+    def refuse(self, digest: bytes, reason: str, grid: Grid) -> Tensor:
+        """Keep the reason for `take_refused`. Returns zeros in the shape of the embeddings: steps that are planned already may
+        use them, for requests that will fail."""
+        self._refused.append((digest, reason))
+        size = self.spec.out_size * (1 + self.spec.num_deepstack)
+        return torch.zeros(self.spec.num_tokens(grid), size, dtype=self.dtype, device=self.device)
+
+    def take_refused(self) -> tuple[tuple[bytes, str], ...]:
+        """Returns the digests of the images that were refused since the last call, and why. Any thread may call it."""
+        return tuple(self._refused.popleft() for _ in range(len(self._refused)))
 
     def read_names(self, stored: Mapping[str, tuple[int, ...]] | None) -> None:
         """Called once before `load_units`. `stored`: name -> shape of each tensor of the checkpoint; None for random ones."""

@@ -1,5 +1,6 @@
 """`ImagesReader`: computes the embeddings of images, and puts them in the places of the placeholder tokens."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,10 +16,12 @@ from inflight.interface.request import Int32Array
 from inflight.interface.step import SchedulerOutput
 from inflight.layers.attention import Attention
 from inflight.models.causal_lm import CausalLM, ImageEmbeddings, ModelStep
-from inflight.models.vision.tower import EncoderState, VisionTower
+from inflight.models.vision.tower import EncoderState, RefusedImageError, VisionTower
 from inflight.worker.input_batch import InputBatch, StepInputs
 from inflight.worker.parts.image_positions import positions_of
 from inflight.worker.parts.reader import NO_ROW, PartReader, PartWork, prompt_rows
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +154,13 @@ class ImagesReader(PartReader):
                 pixels = torch.tensor(np.ascontiguousarray(image.pixels), dtype=torch.float32, device="cpu")
                 self._states[each.digest] = tower.begin(pixels, image.grid)
             state = self._states[each.digest]
-            tower.advance(state, each.num_slices)
+            try:
+                tower.advance(state, each.num_slices)
+            except RefusedImageError as error:
+                logger.info("%s", error, exc_info=True)
+                del self._states[each.digest]
+                self._embeddings[each.digest] = tower.refuse(each.digest, str(error), state.grid)
+                continue
             if state.layer == tower.spec.num_layers:
                 self._embeddings[each.digest] = tower.finish(self._states.pop(each.digest))
 

@@ -257,6 +257,15 @@ def test_the_result_of_a_step_has_the_time_of_the_slowest_rank(table: ReplyTable
         assert step.future.result(timeout=0).shares_cores == (step_id == 2), "true if it is so on any rank"
 
 
+def test_the_result_of_a_step_has_the_refused_images_of_all_ranks(table: ReplyTable) -> None:
+    step = add_step(table, 0)
+    for rank in (1, 0):  # rank 0 has the output; in a pipeline, other ranks compute the images
+        refused = ((bytes(32), "too odd"),) if rank == 1 else ()
+        output = ModelRunnerOutput(step_id=0, refused_images=refused)
+        table.deliver(StepReply(epoch=0, step_id=0, rank=rank, output=output))
+    assert step.future.result(timeout=0).refused_images == ((bytes(32), "too odd"),)
+
+
 def test_the_values_of_a_call_are_in_the_order_of_the_ranks(table: ReplyTable) -> None:
     call = add_call(table, 0)
     for rank in (1, 0):

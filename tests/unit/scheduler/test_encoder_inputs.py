@@ -7,7 +7,7 @@ same placeholders and other images is an assertion, and so are wrong tokens.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight.config.vision import Idefics3VisionSpec
-from inflight.errors import RankError
+from inflight.errors import ErrorKind, RankError
 from inflight.interface.images import ImageInput, ImagesPart
-from inflight.interface.request import EngineCoreRequest, ResolvedSampling
+from inflight.interface.request import EngineCoreRequest, FinishReason, ResolvedSampling
 from inflight.interface.step import ModelRunnerOutput, SchedulerOutput
 from inflight.sampling_params import SamplingParams
 from inflight.scheduler.encoder_inputs import EncoderInputs
@@ -66,6 +66,7 @@ class ImageWorker(MockWorker):
         self.images: dict[int, tuple[ImageInput, ...]] = {}  # by slot
         self.num_begun = 0
         self.keeps_images_whole = False
+        self.refused: set[bytes] = set()  # the digests of images that the tower cannot compute
         self.recoveries: list[RankError] = []  # those of the executor: each rank begins anew behind one
         self.num_recoveries = 0
 
@@ -90,7 +91,9 @@ class ImageWorker(MockWorker):
                 self.num_begun += 1
             self.layers[each.digest] = self.layers.get(each.digest, 0) + each.num_slices
             assert 0 < self.layers[each.digest] <= VISION.num_layers
-        output = super().execute_model(plan)
+        ended = [each.digest for each in plan.encoder_inputs if self.layers[each.digest] == VISION.num_layers]
+        refused = tuple((digest, "too odd") for digest in ended if digest in self.refused)
+        output = replace(super().execute_model(plan), refused_images=refused)
         for row, slot in enumerate(plan.slots.tolist()):
             start, count = int(plan.num_computed_tokens[row]), int(plan.num_scheduled_tokens[row])
             for found in self.images[slot]:
@@ -106,6 +109,7 @@ class ImageWorker(MockWorker):
 @dataclass
 class ImageEngine(MockEngine):
     max_image_tokens: int = 24
+    digests: dict[str, set[bytes]] = field(default_factory=dict)  # by request
     keeps_images_whole: bool = False
 
     def __post_init__(self) -> None:
@@ -116,6 +120,7 @@ class ImageEngine(MockEngine):
             self.max_image_tokens,
             gates,
             sharing,
+            self.scheduler.fail,
             is_whole=not self.chunked,
             keeps_images_whole=self.keeps_images_whole,
         )
@@ -148,7 +153,15 @@ class ImageEngine(MockEngine):
             sampling=ResolvedSampling(params=params, seed=0, max_tokens=max_tokens),
             parts=(ImagesPart(images=images),) if images else (),
         )
+        self.digests[request_id] = {each.digest for each in images}
         self.core.add_request(request, np.array(tokens, dtype=np.int32))
+
+    def check_refused(self) -> None:
+        """The requests with images that the tower cannot compute have failed, and these alone."""
+        for request_id, reason in self.finished.items():
+            has_refused = bool(self.digests[request_id] & self.image_worker.refused)
+            assert (reason is FinishReason.ERROR) == has_refused, request_id
+            assert not has_refused or not self.outputs[request_id]
 
 
 def with_image(name: int, before: int, num_tokens: int, behind: int) -> tuple[list[int], tuple[ImageInput, ...]]:
@@ -224,6 +237,31 @@ def test_a_fault_makes_the_embeddings_again() -> None:
     assert len(engine.executor.recoveries) == 2
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+def test_an_image_that_the_tower_refuses_fails_its_requests_alone(depth: int) -> None:
+    engine = ImageEngine(depth=depth, max_num_seqs=3)
+    engine.ask("text", [5, 6], (), max_tokens=20)
+    engine.step()
+    tokens, odd = with_image(7, 5, 9, 3)
+    engine.image_worker.refused.add(odd[0].digest)
+    engine.ask("odd", tokens, (replace(odd[0], place="messages[0]"),))
+    engine.ask("fine", *with_image(8, 5, 9, 3))
+    engine.ask("odd again", [1, *tokens], (replace(odd[0], start=6),))
+    failed = {}
+    while engine.core.has_unfinished_requests():
+        failed |= {output.request_id: output for output in engine.step() if output.error}
+    engine.run()
+    engine.check_refused()
+    errors = {name: (output.error, output.error_kind, output.error_param) for name, output in failed.items()}
+    assert errors == {
+        "odd": ("messages[0]: too odd", ErrorKind.REQUEST, "messages[0]"),
+        "odd again": ("too odd", ErrorKind.REQUEST, ""),
+    }
+    assert not engine.executor.recoveries
+    counts = engine.scheduler.encoder.take_counts() if engine.scheduler.encoder is not None else None
+    assert counts is not None and counts.usage == 9 / 24  # only the fine one
+
+
 def test_without_chunked_prefill_all_images_are_encoded_in_the_step_of_the_prompt() -> None:
     engine = ImageEngine(chunked=False, max_image_tokens=32)
     tokens, first = with_image(7, 2, 9, 2)
@@ -285,6 +323,9 @@ def test_any_schedule_gives_the_tokens_of_each_request_alone(data: st.DataObject
         engine.limit_times(StepTimeModel((1e-3, *[1e-4] * 6)), target_seconds=data.draw(st.sampled_from([2e-3, 1.0])))
     for step in data.draw(st.lists(numbers(0, 30), max_size=2)):
         engine.executor.failing[step] = data.draw(st.booleans())
+    if data.draw(st.booleans()):
+        _, (odd,) = with_image(0, 0, 1, 1)
+        engine.image_worker.refused.add(odd.digest)
     for number in range(data.draw(numbers(1, 6))):
         tokens: list[int] = []
         images: list[ImageInput] = []
@@ -299,3 +340,4 @@ def test_any_schedule_gives_the_tokens_of_each_request_alone(data: st.DataObject
         if data.draw(numbers(0, 9)) == 0:
             engine.abort(str(number))
     engine.run()
+    engine.check_refused()
