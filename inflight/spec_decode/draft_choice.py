@@ -4,11 +4,17 @@ As many as are expected to give the whole batch the most tokens per second, by h
 what steps and passes of a drafter cost (`DraftCosts`). None are a choice, too. In a large batch each token costs about as much
 as the others, and then no drafts pay.
 
+A step with drafts takes longer, and each request waits longer for its next token. In turn it gets several tokens at once, but
+perhaps only one, and a request without drafts always gets one. So two limits hold for several requests: a step with drafts
+takes at most `_LONGEST` times as long as one without, and for no request the expected time for a token is more than `_SLOWEST`
+times as long.
+
 What is not done is not measured. So a small share of the time (`TRIALS`) is saved up for trials. Where drafts pay, these are
 steps without drafts. Where they do not pay, these are steps with drafts that would pay if they cost half of what is expected,
 and tokens that a drafter computes only to see whether its drafts would have been right.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,7 +23,8 @@ import numpy.typing as npt
 from inflight.spec_decode.draft_costs import DraftCosts
 
 TRIALS = 0.01  # of the time without drafts
-_MARGIN = 1.01  # drafts must promise so many times the tokens per second
+_MARGIN = 1.04  # drafts must promise so many times the tokens per second: times are known to a few percent
+_LONGEST, _SLOWEST = 2.0, 1.2  # if several requests share a step
 _OFTEN = 0.9  # drafts may pay if they would when so many of them were right
 _STEPS_VALID = 32  # for so many steps it is remembered whether drafts may pay in a batch of a size
 
@@ -25,22 +32,39 @@ _STEPS_VALID = 32  # for so many steps it is remembered whether drafts may pay i
 def best_num_drafts(
     probabilities: Sequence[float], most: Sequence[int], costs: DraftCosts, discount: float = 1.0
 ) -> list[int]:
-    """Returns for each request the number of drafts with which a step is expected to give the most tokens per second.
-
-    Draft number i of a request is right with the probability p^i. The drafts of all requests are ordered by it, and the best
-    number of the first ones is taken, for each number of passes that a drafter may make.
+    """Returns for each request the number of drafts with which a step is expected to give the most tokens per second, within
+    the limits of several requests.
 
     Args:
         probabilities: [n], of a request's drafts: that one is right if those before it are.
         most: [n], how many drafts there are.
-        discount: drafts cost this share of what is expected.
+        discount: drafts cost this share of what is expected, beside the limits.
+    """
+    n = len(probabilities)
+    if n <= 1:
+        return best_within(math.inf, probabilities, most, costs, discount)
+    chosen = best_within(_LONGEST, probabilities, most, costs, discount)
+    fewest_tokens = 1 + expected_right(probabilities, chosen).min()
+    _, seconds = expected(probabilities, chosen, costs)
+    if seconds <= _SLOWEST * fewest_tokens * costs.step([n])[0]:
+        return chosen
+    return best_within(_SLOWEST, probabilities, most, costs, discount)
+
+
+def best_within(
+    longest: float, probabilities: Sequence[float], most: Sequence[int], costs: DraftCosts, discount: float
+) -> list[int]:
+    """The best numbers of drafts with which a step takes at most `longest` times as long as without.
+
+    Draft number i of a request is right with the probability p^i. The drafts of all requests are ordered by it, and the best
+    number of the first ones is taken, for each number of passes that a drafter may make.
     """
     n = len(probabilities)
     chosen = [0] * n
-    longest = max(most, default=0)
-    if not longest:
+    most_passes = max(most, default=0)
+    if not most_passes:
         return chosen
-    columns = np.arange(longest)
+    columns = np.arange(most_passes)
     table = _clipped(probabilities)[:, None] ** (columns + 1)
     exists = columns < np.array(most)[:, None]
     rows, places = np.nonzero(exists)
@@ -53,15 +77,15 @@ def best_num_drafts(
     best = n / alone
     if costs.is_measured:
         best *= _MARGIN
-    shortest = 1 if costs.has_passes else longest
-    for num_passes in range(shortest, longest + 1):
+    fewest_passes = 1 if costs.has_passes else most_passes
+    for num_passes in range(fewest_passes, most_passes + 1):
         taken = np.flatnonzero(places < num_passes)
         counts = np.arange(1, len(taken) + 1)
         tokens = n + np.cumsum(gains[taken])
         verifying = costs.step(n + counts) - alone
         drafting = num_passes * costs.draft(counts / num_passes)
-        seconds = alone + discount * (verifying + drafting)
-        rates = tokens / seconds
+        rates = tokens / (alone + discount * (verifying + drafting))
+        rates[alone + verifying + drafting > longest * alone] = 0.0
         at = int(rates.argmax())
         if rates[at] > best:
             best = rates[at]
@@ -70,19 +94,24 @@ def best_num_drafts(
     return chosen
 
 
+def expected_right(probabilities: Sequence[float], counts: Sequence[int]) -> npt.NDArray[np.float64]:
+    """[n]: how many drafts of each request are expected to be right if it has so many."""
+    clipped = _clipped(probabilities)
+    powers = clipped ** np.array(counts)
+    right: npt.NDArray[np.float64] = clipped * (1 - powers) / (1 - clipped)
+    return right
+
+
 def expected(probabilities: Sequence[float], counts: Sequence[int], costs: DraftCosts) -> tuple[float, float]:
     """How many tokens a step is expected to give if each request has so many drafts, and its seconds with the drafter's."""
     n = len(counts)
     total = sum(counts)
     passes = max(counts, default=0)
-    clipped = _clipped(probabilities)
-    powers = clipped ** np.array(counts)
-    right = clipped * (1 - powers) / (1 - clipped)
     seconds = costs.step([n + total])[0]
     if passes:
         num_rows = total / passes
         seconds += passes * costs.draft([num_rows])[0]
-    tokens = n + right.sum()
+    tokens = n + expected_right(probabilities, counts).sum()
     return float(tokens), float(seconds)
 
 
@@ -108,7 +137,7 @@ class DraftChoice:
     def __init__(self, costs: DraftCosts, num_speculative_tokens: int) -> None:
         self.costs = costs
         self._num_speculative_tokens = num_speculative_tokens
-        self._saved: float | None = None  # seconds for trials
+        self._saved = 0.0  # seconds for trials
         self._may_pay: dict[int, bool] = {}  # number of requests -> whether drafts may pay
         self._num_steps = 0
 
@@ -128,8 +157,6 @@ class DraftChoice:
             return best
         n = len(probabilities)
         alone = float(self.costs.step([n])[0])
-        if self._saved is None:
-            self._saved = alone
         self._saved += TRIALS * alone
         self._saved = min(self._saved, alone)
         if not self.costs.is_measured:
@@ -156,7 +183,7 @@ class DraftChoice:
 
     def spend(self, seconds: float) -> bool:
         """Take the time for a trial from what was saved. False: it is not enough."""
-        if self._saved is None or seconds > self._saved:
+        if seconds > self._saved:
             return False
         self._saved -= seconds
         return True

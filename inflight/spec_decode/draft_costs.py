@@ -55,7 +55,9 @@ _LOCAL = 0.5  # how far a point may be off beside that
 _REACH = 1.0  # points so far apart (in log2) are off by 1 / e alike
 _NOISE = 0.15  # of a measured time
 _RENEWAL = 0.01  # in each step the uncertainty grows by this share of the way back to that of the start
-_MOST_SURPRISE = 2.0  # so that one strange step changes little; in logarithms
+# One strange step changes little, in logarithms. What other programs do only makes a step longer. If drafts seemed more than
+# twice as dear as they are, not even a trial would be made, and nothing would correct it.
+_LEAST_SURPRISE, _MOST_SURPRISE = -2.0, 0.65
 
 
 class MeasuredCosts(DraftCosts):
@@ -119,7 +121,7 @@ class MeasuredCosts(DraftCosts):
         weights[first:end] = np.maximum(near, 0)
         expected = weights @ self._logs
         surprise = np.log(max(seconds, 1e-6)) - expected
-        limited = np.clip(surprise, -_MOST_SURPRISE, _MOST_SURPRISE)
+        limited = np.clip(surprise, _LEAST_SURPRISE, _MOST_SURPRISE)
         self._covariance += _RENEWAL * (self._most_uncertain - self._covariance)
         projected = self._covariance @ weights
         uncertainty = weights @ projected

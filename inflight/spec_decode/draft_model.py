@@ -99,8 +99,11 @@ class DraftModel(ModelDrafter):
     def _num_behind(self, inputs: DraftInputs) -> IntArray:
         rows = inputs.drawing_rows
         cached = self._num_cached[inputs.slots[rows]]
-        behind: Int32Array = inputs.num_computed_tokens[rows] - cached
-        behind[cached == _NEW] = 0
+        computed = inputs.num_computed_tokens[rows]
+        # If drafts cannot pay in such a batch, the draft model leaves out the prompts, too.
+        is_left_out = not self.choice.may_pay(len(inputs.slots))
+        of_step = inputs.num_tokens[rows] - computed if is_left_out else 0
+        behind: Int32Array = np.where(cached == _NEW, of_step, computed - cached)
         return behind.clip(min=0)
 
     def _compute_step(self, inputs: DraftInputs, counts: Int32Array, sampler: Sampler) -> tuple[IntArray, Pass]:

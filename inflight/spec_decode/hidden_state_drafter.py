@@ -100,12 +100,15 @@ class HiddenStateDrafter(ModelDrafter):
         self._num_steps += 1
         rows = inputs.drawing_rows
         is_wanted = counts > 0
-        num_probed = len(rows) - int(is_wanted.sum())
-        if self._num_steps % STEPS_BETWEEN_PROBES == 0 and self.choice.spend_on(num_probed):
+        if self._num_steps % STEPS_BETWEEN_PROBES == 0 and self._has_time(len(rows) - int(is_wanted.sum())):
             num_tokens = self._num_tokens[inputs.slots[rows]]
             is_wanted |= num_tokens < self.config.max_model_len - 1
         is_wanted &= inputs.num_computed_tokens[rows] < ends[rows]
         return np.flatnonzero(is_wanted)
+
+    def _has_time(self, num_requests: int) -> bool:
+        """For a trial draft of so many requests."""
+        return not self.choice.costs.is_measured or self.choice.spend_on(num_requests)
 
     def _take_hidden(self, inputs: DraftInputs, is_due: npt.NDArray[np.bool_], ends: Int32Array) -> Tensor:
         """[num_positions, ...]: the hidden states of the rows that are due, with those that waited. The others wait from now

@@ -40,7 +40,9 @@ from inflight.spec_decode.proposer import NO_TOKEN
 
 CACHE_NAMES = "draft."  # the beginning of the names of the drafter's layers, in the KV cache
 
-_FIRST_DRAFTS = 8.0  # so many right drafts are assumed at the start, so that drafts are tried
+# So many drafts are assumed to be right, of so many. So drafts are tried where they usually pay, but not in a batch in which
+# nearly all would have to be right
+RIGHT_AT_START, DRAFTS_AT_START = 6.0, 8.0
 
 IntArray = npt.NDArray[np.integer]
 
@@ -121,7 +123,7 @@ class ModelDrafter(ABC):
         max_num_seqs = config.scheduler.max_num_seqs
         self._num_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self._drawn: Int32Array = np.full((max_num_seqs, self.num_speculative_tokens), NO_TOKEN, dtype=np.int32)
-        self._acceptance = Acceptance(_FIRST_DRAFTS, _FIRST_DRAFTS)
+        self._acceptance = Acceptance(RIGHT_AT_START, DRAFTS_AT_START)
         self._builders: tuple[MetadataBuilder | None, ...] = ()  # of each KV group; None: the drafter is not in it
 
     def cached_layers(self) -> dict[str, Attention | RecurrentState]:

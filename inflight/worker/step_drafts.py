@@ -87,8 +87,9 @@ class StepDrafts:
         if not self._is_timed:
             return
         sizes = [1, 1 + self._num_speculative_tokens]
-        if self._max_num_seqs > sizes[1]:
-            sizes.append(min(self._max_num_seqs, _MOST_TOKENS))
+        most = min(self._max_num_seqs * sizes[1], _MOST_TOKENS)
+        if most > sizes[1]:
+            sizes.append(most)
         steps = {size: _fewest_seconds(dummy_run, size) for size in sizes}
         if not draws:
             return

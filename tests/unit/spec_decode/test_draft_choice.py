@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
@@ -12,7 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight.spec_decode.draft_choice import DraftChoice, best_num_drafts, expected, fewest_right
+from inflight.spec_decode import model_drafter
+from inflight.spec_decode.draft_choice import (
+    DraftChoice,
+    best_num_drafts,
+    best_within,
+    expected,
+    expected_right,
+    fewest_right,
+)
 from inflight.spec_decode.draft_costs import DraftCosts, MeasuredCosts
 
 K = 4
@@ -89,6 +98,17 @@ def test_drafts_cost_nothing_where_they_do_not_pay_and_help_where_they_do(
     assert ratio >= 0.9 * run.best_ratio()
 
 
+@pytest.mark.parametrize("right", [0.0, 0.6, 0.8])
+@pytest.mark.parametrize("machine", [CPU, NGRAMS], ids=["cpu", "ngrams"])
+def test_a_new_engine_does_not_begin_a_full_batch_with_drafts(machine: Machine, right: float) -> None:
+    """How often drafts are right is not known yet. The times of small steps are."""
+    run = Run(machine, machine.measured(), 32, right)
+    at_start = model_drafter.RIGHT_AT_START / model_drafter.DRAFTS_AT_START
+    for _ in range(10):
+        assert run.choice.counts([at_start] * 32, [K] * 32) == [0] * 32
+    assert run.steps(96) >= 0.98
+
+
 @pytest.mark.parametrize("sizes", [(1, 5), (1, 5, 32)], ids=["small steps only", "also a large one"])
 @pytest.mark.parametrize("num_requests", [1, 2, 4, 8, 16, 32, 64, 128, 256])
 def test_the_choice_is_that_of_the_true_costs(num_requests: int, sizes: tuple[int, ...]) -> None:
@@ -121,6 +141,15 @@ def test_costs_that_were_a_little_too_high_are_found_out_by_trials() -> None:
     assert np.median(found) > 0
 
 
+@pytest.mark.parametrize("seconds", [50.0, 1000.0])
+def test_one_pass_that_took_long_does_not_turn_drafts_off(seconds: float) -> None:
+    """Another program had the processor. A pass takes 7."""
+    run = Run(CPU, CPU.measured(), 1, 0.6)
+    run.choice.costs.observe_draft(1, seconds)
+    run.steps(100)
+    assert run.steps(100) > 1.35
+
+
 def test_an_estimate_makes_no_trials() -> None:
     choice = DraftChoice(DraftCosts(16.0, 0.3), K)
     found = {tuple(choice.counts([0.2], [K])) for _ in range(1000)}
@@ -130,7 +159,8 @@ def test_an_estimate_makes_no_trials() -> None:
 def test_time_for_trials_is_saved_up_and_spent() -> None:
     choice = DraftChoice(MeasuredCosts({1: 100.0, 32: 100.0}, {1: 9.99, 32: 9.99}), K)
     assert not choice.spend_on(1)
-    choice.counts([0.0], [K])
+    for _ in range(100):
+        choice.counts([0.0], [K])
     assert [choice.spend_on(1) for _ in range(11)] == [True] * 10 + [False]  # a step's time, 100 seconds
     for _ in range(11):
         choice.counts([0.0], [K])
@@ -164,7 +194,7 @@ def test_the_numbers_are_the_best_of_all(rows: list[tuple[float, int]], free_tok
         return tokens / (free_tokens + len(rows) + sum(counts))
 
     best = max(speed(counts) for counts in itertools.product(*(range(most + 1) for _, most in rows)))
-    chosen = best_num_drafts([p for p, _ in rows], [most for _, most in rows], DraftCosts(free_tokens))
+    chosen = best_within(math.inf, [p for p, _ in rows], [most for _, most in rows], DraftCosts(free_tokens), 1.0)
     assert all(0 <= count <= most for count, (_, most) in zip(chosen, rows, strict=True))
     assert speed(tuple(chosen)) == pytest.approx(best, rel=1e-3)
 
@@ -179,11 +209,33 @@ def test_the_best_numbers_of_passes(probabilities: list[float], share: float) ->
         tokens, seconds = expected(probabilities, counts, costs)
         return tokens / seconds
 
-    chosen = best_num_drafts(probabilities, [6] * n, costs)
+    chosen = best_within(math.inf, probabilities, [6] * n, costs, 1.0)
     assert rate(chosen) >= max(rate([count] * n) for count in range(7)) - 1e-9
     assert max(best_num_drafts(probabilities, [2] * n, costs)) <= 2
     if share == 1.0:
         assert not any(chosen)
+
+
+@given(
+    probabilities=st.lists(st.floats(0, 1), min_size=2, max_size=6),
+    share=st.sampled_from([0.0, 0.1]),
+    discount=st.sampled_from([0.5, 1.0]),
+)
+def test_no_request_waits_long_for_the_drafts_of_others(
+    probabilities: list[float], share: float, discount: float
+) -> None:
+    n, costs = len(probabilities), DraftCosts(4.0, share)
+    chosen = best_num_drafts(probabilities, [K] * n, costs, discount)
+    _, seconds = expected(probabilities, chosen, costs)
+    alone = float(costs.step([n])[0])
+    assert seconds <= 2 * alone
+    slowest = (seconds / (1 + expected_right(probabilities, chosen))).max()
+    assert slowest <= 1.2 * alone + 1e-9
+
+
+def test_a_request_alone_may_have_long_steps() -> None:
+    (count,) = best_num_drafts([0.99], [64], DraftCosts(4.0))
+    assert 4.0 + 1 + count > 3 * (4.0 + 1)
 
 
 def test_no_requests_and_no_drafts() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 
 from inflight.spec_decode.draft_model import DraftModel
 from inflight.spec_decode.proposer import NO_TOKEN
@@ -70,6 +71,16 @@ def test_a_request_with_drafts_is_computed_in_each_step() -> None:
     assert spans.step([6, 2], [9, 4], {0: 2, 1: 2}) == [(6, 9), (3, 4)]
     # of three drafts in the cache, one was right: the others are computed again
     assert spans.step([8, 3], [10, 8], {0: 2, 1: 2}) == [(9, 10), (4, 8)]
+
+
+@pytest.mark.parametrize("may_pay", [True, False])
+def test_how_far_a_request_is_behind(may_pay: bool) -> None:
+    """Where drafts cannot pay, prompts are left out, so drafts would cost those of the step, too."""
+    spans = Spans(2, may_pay=may_pay)
+    spans.model._num_cached[:] = -1, 5
+    inputs: Any = mock.Mock(slots=ints(0, 1), num_computed_tokens=ints(4, 9), num_tokens=ints(11, 10))
+    inputs.drawing_rows = np.arange(2)
+    assert spans.model._num_behind(inputs).tolist() == [0 if may_pay else 7, 4]
 
 
 def test_a_request_without_drafts_waits_until_a_block_is_full() -> None:

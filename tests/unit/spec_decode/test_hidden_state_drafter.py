@@ -30,6 +30,7 @@ def drafter(
     found._forward = lambda *arguments: arguments
     found.model.read_hidden = lambda hidden: hidden
     found.choice.spend_on = lambda num_tokens: has_time
+    found.choice.costs.is_measured = True
     return found
 
 

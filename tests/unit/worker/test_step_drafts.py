@@ -77,7 +77,7 @@ def test_drafts_that_never_pay_are_told(clock: Clock, caplog: pytest.LogCaptureF
 
 def test_one_slow_run_changes_nothing(clock: Clock) -> None:
     proposer = mock.Mock()
-    slow = iter([5.0, 0.0, 0.0, 0.0, 9.0, 0.0])
+    slow = iter([5.0, 0.0, 0.0, 0.0, 9.0, 0.0, 0.0, 0.0, 9.0])
     drafts(None, proposer).time_steps(lambda n: clock.pass_by((16.0 + n) / 17 + next(slow)), draws=True)
     assert proposer.choice.costs.step([1, 16]) == pytest.approx([1.0, 32 / 17])
 
@@ -87,14 +87,15 @@ def test_other_ranks_compute_the_same_steps_and_learn_nothing(clock: Clock) -> N
     proposer = mock.Mock()
     proposer.choice.costs = None
     drafts(None, proposer).time_steps(ran.append, draws=False)
-    assert ran == [1, 1, 1, 5, 5, 5]
+    assert ran == [1, 1, 1, 5, 5, 5, 20, 20, 20]
     assert proposer.choice.costs is None
     drafts(None, proposer, is_timed=False).time_steps(ran.append, draws=True)
-    assert len(ran) == 6
+    assert len(ran) == 9
 
 
-def test_more_sizes_are_measured_where_batches_are_large() -> None:
-    for max_num_seqs, sizes in ((4, [1, 5]), (20, [1, 5, 20]), (256, [1, 5, 32])):
+def test_more_sizes_are_measured_where_there_are_larger_steps() -> None:
+    """Several requests with drafts are such a step."""
+    for max_num_seqs, sizes in ((1, [1, 5]), (4, [1, 5, 20]), (8, [1, 5, 32]), (256, [1, 5, 32])):
         ran: list[int] = []
         drafts(None, mock.Mock(), max_num_seqs=max_num_seqs).time_steps(ran.append, draws=False)
         assert sorted(set(ran)) == sizes
