@@ -3,11 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import NamedTuple
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from inflight.attention.backend import Rotation
@@ -21,6 +17,7 @@ from inflight.layers.linear import ColumnParallelLinear, Linear
 from inflight.layers.norm import RMSNorm
 from inflight.layers.sharding import even_shard, fused
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
+from inflight.models.vision.attention import Heads, attend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +85,6 @@ class PlainVisionMLP(Loadable):
         return out
 
 
-class Heads(NamedTuple):
-    """[num_patches, num_heads, head_dim] each."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-
-
 class TowerBlock(Loadable, ABC):
     """A layer: attention, and then what follows it, which can be computed for some of the patches at a time."""
 
@@ -121,6 +110,7 @@ class VisionBlock(TowerBlock):
         self.names = names
         self.num_heads = spec.num_heads
         self.head_dim = size // spec.num_heads
+        self.ops = context.ops
         parts = {name: even_shard(size, context.tp) for name in ("q_proj", "k_proj", "v_proj")}
         if names.qkv is not None:
             parts = fused(names.qkv, parts)
@@ -159,35 +149,6 @@ class VisionBlock(TowerBlock):
         return Heads(query_key[:, : self.num_heads], query_key[:, self.num_heads :], value)
 
     def forward(self, heads: Heads, residual: Tensor, segments: Sequence[int], first: int, last: int) -> Tensor:
-        attended = attend(heads, segments, first, last)
+        attended = attend(self.ops, heads, segments, first, last)
         out: Tensor = self.mlp(self.before_mlp.add_and_norm(self.output(attended), residual[first:last]))
         return out
-
-
-def attend(heads: Heads, segments: Sequence[int], first: int, last: int, *, scale: float | None = None) -> Tensor:
-    """Attention of the patches [first, last) to all patches of their segments, in both directions: [last - first, num_heads *
-    head_dim]. `segments` are the numbers of patches of the segments, in the order of the patches. `scale` multiplies the
-    scores; None: it is 1 / sqrt(head_dim)."""
-    parts = []
-    begin = 0
-    for length, group in groupby(segments):
-        end = begin + length * len(list(group))
-        low, high = max(begin, first), min(end, last)
-        if low < high and (low - begin) % length == (high - begin) % length == 0:
-            parts.append(_attend(heads, slice(low, high), slice(low, high), (high - low) // length, scale))
-        elif low < high:
-            for start in range(begin + (low - begin) // length * length, high, length):
-                queries = slice(max(low, start), min(high, start + length))
-                parts.append(_attend(heads, queries, slice(start, start + length), 1, scale))
-        begin = end
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _attend(heads: Heads, queries: slice, keys: slice, count: int, scale: float | None) -> Tensor:
-    """`count` neighbouring segments of equal length at once."""
-    query, key, value = (
-        each[rows].view(count, -1, *each.shape[1:]).transpose(1, 2)
-        for each, rows in zip(heads, (queries, keys, keys), strict=True)
-    )
-    attended = F.scaled_dot_product_attention(query, key, value, scale=scale)
-    return attended.transpose(1, 2).flatten(0, 1).flatten(1)

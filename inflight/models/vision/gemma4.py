@@ -18,7 +18,8 @@ from inflight.layers.norm import RMSNorm
 from inflight.layers.qk_norm import QKNorm
 from inflight.layers.sharding import OutputShard, repeat_order
 from inflight.layers.weights import Loadable, WeightSlot, WeightSlots
-from inflight.models.vision.block import Heads, TowerBlock, WholeLinear, attend
+from inflight.models.vision.attention import Heads, attend
+from inflight.models.vision.block import TowerBlock, WholeLinear
 from inflight.models.vision.tower import EncoderState, VisionTower, tower_context
 
 _PREFIX = "model.vision_tower"
@@ -132,7 +133,7 @@ class Gemma4VisionBlock(TowerBlock):
         return self.self_attn.heads(hidden, rotation)
 
     def forward(self, heads: Heads, residual: Tensor, segments: Sequence[int], first: int, last: int) -> Tensor:
-        attended = attend(heads, segments, first, last, scale=1.0)
+        attended = attend(self.self_attn.ops, heads, segments, first, last, scale=1.0)
         delta = self.post_attention_layernorm(self.self_attn.o_proj(attended))
         hidden = self.pre_feedforward_layernorm.add_and_norm(delta, residual[first:last])
         out: Tensor = self.post_feedforward_layernorm(self.mlp(hidden))

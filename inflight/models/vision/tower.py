@@ -14,7 +14,8 @@ from inflight.config.vision import Grid, VisionSpec
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.context import LayerContext
 from inflight.layers.weights import Loadable
-from inflight.models.vision.block import Heads, TowerBlock
+from inflight.models.vision.attention import Heads
+from inflight.models.vision.block import TowerBlock
 from inflight.models.vision.division import RowDivision
 
 # token ids, positions and types of tokens, [num_tokens] each -> [num_tokens, hidden_size]

@@ -49,8 +49,8 @@ def encoder_cache_bytes(model: CausalLM, max_model_len: int) -> int:
     spec = model.tower.spec
     num_tokens = max_image_tokens(max_model_len)
     cached = num_tokens * spec.out_size * (1 + spec.num_deepstack)
-    # the residual stream, its norm, queries, keys, values, the attention's result, and the MLP
-    working = spec.most_patches(num_tokens) * (6 * spec.hidden_size + 2 * spec.mlp_size)
+    # the residual stream, its norm, queries, keys, values, a copy of the last two, the attention's result, and the MLP
+    working = spec.most_patches(num_tokens) * (8 * spec.hidden_size + 2 * spec.mlp_size)
     return (cached + working) * model.tower.dtype.itemsize
 
 
