@@ -35,7 +35,12 @@ def check_weights(source: WeightSource, model: CausalLM) -> list[str]:
     unlisted = [name for name in extra if name in source.unlisted]
     extra = [name for name in extra if name not in source.unlisted]
     if missing:
-        hint = hint_at_tower(missing, model.tower) or _hint_at_others(source, extra) or _hint_at_quantization(source)
+        files = {name: stored.file for name, stored in source.tensors.items()}
+        hint = (
+            hint_at_tower(missing, model.tower, files)
+            or _hint_at_others(source, extra)
+            or _hint_at_quantization(source)
+        )
         hint += _number_of_experts(missing, source, slots)
         raise CheckpointError(f"the checkpoint lacks {list_names(_missing_in_files(source, missing))}{hint}")
     if extra:

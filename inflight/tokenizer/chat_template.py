@@ -6,8 +6,8 @@ only plain JSON data. See https://huggingface.co/docs/transformers/chat_templati
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,9 +83,11 @@ class ChatTemplate:
                     partial(self._probe, name), loops=_loops_over_content(parsed), image_token=image_token
                 )
                 self._compiled[name] = sandbox.make(parsed)
+            except jinja2.TemplateSyntaxError as error:
+                message = f"the chat template {name!r} is not valid, line {error.lineno}: {error.message}"
+                raise TokenizerError(message) from error
             except Exception as error:  # too deep nesting is a SyntaxError, a RecursionError or a MemoryError
-                line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-                raise TokenizerError(f"the chat template {name!r} is not valid{line}: {error}") from error
+                raise TokenizerError(f"the chat template {name!r} is not valid: {error}") from error
 
     @classmethod
     def from_folder(cls, folder: Path, given: str | None = None, image_token: str = "") -> "ChatTemplate":
@@ -97,7 +99,8 @@ class ChatTemplate:
         """
         config = read_tokenizer_config(folder)
         sources = choose_source(given, lambda: _find_sources(folder, config))
-        return cls(sources, read_special_tokens(config), image_token)
+        with naming_model(folder, given):
+            return cls(sources, read_special_tokens(config), image_token)
 
     def render(
         self,
@@ -261,6 +264,17 @@ def choose_source(given: str | None, find: Callable[[], Mapping[str, str]]) -> M
     is_name = re.fullmatch(r"[\w-]+", given) is not None and not Path(given).exists()
     named = find().get(given) if is_name else None
     return {"default": read_given(given) if named is None else named}
+
+
+@contextmanager
+def naming_model(path: Path, given: str | None) -> Iterator[None]:
+    """An error about the model's own template names the model's folder or file. `given`: the template that is used instead."""
+    try:
+        yield
+    except TokenizerError as error:
+        if given is not None:
+            raise
+        raise TokenizerError(f"{path}: {error}; chat_template=... sets another one") from error
 
 
 def _find_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

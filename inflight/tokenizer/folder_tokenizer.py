@@ -38,6 +38,8 @@ def folder_tokenizer(folder: Path, kind: type[Tokenizer] = Tokenizer) -> Tokeniz
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more specific
         raise TokenizerError(f"{path} cannot be read: {error}") from error
+    if getattr(backend.model, "dropout", None):  # for training: each time a text would have other tokens
+        backend.model.dropout = None
     config = read_tokenizer_config(folder)
     _add_listed_tokens(backend, config, folder)
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()

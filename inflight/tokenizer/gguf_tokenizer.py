@@ -6,6 +6,7 @@ U+2581, and characters that no token has become bytes. The model "gemma4" is the
 "bert" is WordPiece (gguf_word_pieces.py), the model "t5" Unigram (gguf_unigram.py).
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from inflight.config.gguf_file import GgufFile, GgufStrings
 from inflight.errors import TokenizerError
-from inflight.tokenizer.chat_template import ChatTemplate, choose_source
+from inflight.tokenizer.chat_template import ChatTemplate, choose_source, naming_model
 from inflight.tokenizer.gguf_splits import PRE, SPLITS, Split, find_split
 from inflight.tokenizer.gguf_unigram import unigram_tokenizer
 from inflight.tokenizer.gguf_word_pieces import surround_pairs, word_piece_tokenizer, word_pieces
@@ -32,6 +33,7 @@ _SPECIAL_TOKENS = {
     "mask_token": "mask_token_id",
 }
 _CHAT_TEMPLATE = "tokenizer.chat_template"
+_NUM_COMPARED = 4096  # tokens
 _Pairs = list[tuple[str, str]]  # tokens that are merged, the first pair first
 
 
@@ -171,7 +173,29 @@ def gguf_chat_template(file: GgufFile, given: str | None = None, image_token: st
         if isinstance(value, str) and (key == _CHAT_TEMPLATE or key.startswith(f"{_CHAT_TEMPLATE}."))
     }
     special_tokens = _special_tokens(file, _strings(file, "tokens"))
-    return ChatTemplate(choose_source(given, lambda: sources), special_tokens, image_token)
+    chosen = choose_source(given, lambda: sources)
+    with naming_model(file.path, given):
+        return ChatTemplate(chosen, special_tokens, image_token)
+
+
+def check_tokens(file: GgufFile, beside: Tokenizer, folder: Path) -> None:
+    """Compare the tokens of a GGUF file with the tokenizer.json beside it, which is used instead.
+
+    Raises:
+        TokenizerError: most ids have other tokens, so the tokenizer is that of another model.
+    """
+    array = file.metadata.get(f"{_PREFIX}tokens")
+    if file.metadata.get(f"{_PREFIX}model") not in ("gpt2", "llama", "gemma4") or not isinstance(array, GgufStrings):
+        return  # other kinds spell their tokens in another way than tokenizer.json
+    tokens = file.read_strings(array)
+    ids = range(0, len(tokens), 1 + len(tokens) // _NUM_COMPARED)
+    other = [token_id for token_id in ids if beside.id_to_piece(token_id) != tokens[token_id]]
+    if len(other) > len(ids) / 2:
+        i = other[0]
+        raise TokenizerError(
+            f"{folder / 'tokenizer.json'} is not of the model in {file.path}: token {i} is {beside.id_to_piece(i)!r} there and "
+            f"{tokens[i]!r} here, and so on; remove it, or name the right one with tokenizer=..."
+        )
 
 
 def _unusable(file: GgufFile, why: str) -> TokenizerError:

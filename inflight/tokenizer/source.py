@@ -9,7 +9,7 @@ from inflight.errors import TokenizerError
 from inflight.hub import resolve_tokenizer_folder
 from inflight.tokenizer.chat_template import ChatTemplate
 from inflight.tokenizer.folder_tokenizer import folder_tokenizer
-from inflight.tokenizer.gguf_tokenizer import gguf_chat_template, gguf_tokenizer
+from inflight.tokenizer.gguf_tokenizer import check_tokens, gguf_chat_template, gguf_tokenizer
 from inflight.tokenizer.lower_case import LowerCaseTokenizer
 from inflight.tokenizer.tokenizer import Tokenizer
 
@@ -24,7 +24,10 @@ def read_tokenizer(model_folder: Path, tokenizer: str | None) -> Tokenizer:
     with named_errors(TokenizerError, source, "its tokenizer"):
         if source.is_file():
             return gguf_tokenizer(read_gguf(source))
-        return folder_tokenizer(source, LowerCaseTokenizer if lowers_case(model_folder) else Tokenizer)
+        found = folder_tokenizer(source, LowerCaseTokenizer if lowers_case(model_folder) else Tokenizer)
+        if tokenizer is None and model_folder.is_file():
+            check_tokens(read_gguf(model_folder), found, source)
+        return found
 
 
 def read_chat_template(

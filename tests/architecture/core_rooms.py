@@ -65,6 +65,7 @@ EDGES = {
         *("model_loader/stacked_experts.py", "model_loader/float8*.py", "model_loader/open_source.py"),
         "model_loader/stored_names.py",
         "model_loader/mxfp4*.py",
+        "engine/start/unused_generation_fields.py",
         *("model_loader/compressed_tensors.py", "model_loader/pack*.py", "tokenizer/gguf_*.py"),
     ),
     "chats": (

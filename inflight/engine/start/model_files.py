@@ -28,6 +28,7 @@ from inflight.damaged_files import named_errors
 from inflight.engine.start.draft_model import with_chosen_method, with_draft_model
 from inflight.engine.start.eagle_head import Describe
 from inflight.engine.start.generation_defaults import model_eos_token_ids, warn_of_unknown_fields
+from inflight.engine.start.unused_generation_fields import warn_of_unused_fields
 from inflight.errors import UnsupportedModelError
 from inflight.hub import read_generation_config, resolve_model_folder
 from inflight.structured_output.backend import GrammarBackend
@@ -63,6 +64,7 @@ def resolve_config(args: EngineArgs, describe: Describe | None = None) -> Engine
             machine=machine,
             timeout_seconds=envs.execute_model_timeout_seconds(),
         )
+    warn_of_unused_fields(folder, architecture.vocab_size)
     return with_draft_model(with_mmproj_file(config, mmproj), args, resolve_config)
 
 

@@ -390,7 +390,7 @@ class ResponseStore:
     def _make_room(self) -> None:
         """Remove what is too old, and what is too much. A response that is computed now is not removed."""
         now = self._now()
-        if now - self._cleaned_at >= _CLEAN_SECONDS:
+        if abs(now - self._cleaned_at) >= _CLEAN_SECONDS:  # also after the clock was set back
             self._cleaned_at = now
             self._remove_old(now - self._max_seconds)
             self._do("DELETE FROM shares WHERE num_bytes = 0")

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -198,8 +199,11 @@ def tower_context(context: LayerContext) -> LayerContext:
     return replace(context, tp=TensorParallelGroup())
 
 
-def hint_at_tower(missing: Iterable[str], tower: VisionTower | None) -> str:
-    """For the end of a message about tensors that a checkpoint lacks: what to do if all of them are the tower's."""
+def hint_at_tower(missing: Iterable[str], tower: VisionTower | None, files: Mapping[str, Path] | None = None) -> str:
+    """For the end of a message about tensors that a checkpoint lacks: what to do if all of them are the tower's. `files`: where
+    each tensor is that the checkpoint has; the message names the file of the tower's."""
     if tower is None or not all(name.startswith(tower.spec.prefixes) for name in missing):
         return ""
-    return ". They are of the part that reads images; language_model_only=True (--language-model-only) leaves it out"
+    of_tower = {file for name, file in (files or {}).items() if name.startswith(tower.spec.prefixes)}
+    where = f", whose other tensors are in {of_tower.pop()}" if len(of_tower) == 1 else ""
+    return f". They are of the part that reads images{where}; language_model_only=True (--language-model-only) leaves it out"

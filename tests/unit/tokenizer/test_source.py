@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inflight.errors import ModelNotFoundError
+from inflight.errors import ModelNotFoundError, TokenizerError
 from inflight.tokenizer.source import read_chat_template, read_tokenizer
 from tests.support.fakes_tokenizer import save_folder
 from tests.support.gguf_files import Number, write_gguf
@@ -43,5 +43,24 @@ def test_a_gguf_file_and_a_folder_beside_it(tmp_path: Path) -> None:
     assert render(model, None) == "file Hi"
     assert render(model, None, "given {{ messages[0].role }}") == "given user"
     save_folder(tmp_path, "byte_level", chat_template="folder {{ messages[0].content }}")
-    assert read_tokenizer(model, None).vocab_size == read_tokenizer(tmp_path, None).vocab_size > 3
+    with pytest.raises(
+        TokenizerError, match=r"tokenizer\.json is not of the model in .*model\.gguf: token 0 is .* and 'a' here"
+    ):
+        read_tokenizer(model, None)
+    assert read_tokenizer(model, str(tmp_path)).vocab_size > 3  # the user has named it
+    vocabulary = read_tokenizer(tmp_path, None).vocabulary()
+    same = sorted(vocabulary, key=vocabulary.__getitem__)
+    types = Number("i", [1] * len(same))
+    write_gguf(model, {**metadata, "tokenizer.ggml.tokens": same, "tokenizer.ggml.token_type": types}, {})
+    assert read_tokenizer(model, None).vocab_size == len(same) > 3
     assert render(model, None) == "folder Hi"
+
+
+def test_a_template_that_is_not_valid_is_named_in_one_line(tmp_path: Path) -> None:
+    save_folder(tmp_path, "byte_level", chat_template="{{ messages }}\n{% for")
+    with pytest.raises(TokenizerError, match="'default' is not valid, line 2: ") as refused:
+        render(tmp_path, None)
+    assert str(refused.value).startswith(f"{tmp_path}: ") and "\n" not in str(refused.value)
+    assert render(tmp_path, None, "{{ messages[0].content }}") == "Hi"
+    with pytest.raises(TokenizerError, match=r"^the chat template 'default'"):
+        render(tmp_path, None, "{% for")

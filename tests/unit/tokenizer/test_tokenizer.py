@@ -331,6 +331,26 @@ def test_a_window_decodes_few_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     assert sum(sizes) < 6 * len(ids)
 
 
+def test_an_id_that_no_vocabulary_has_takes_no_memory() -> None:
+    """A list with an entry for each id below it would have 8 GB."""
+    content = json.loads(trained("byte_level").to_str())
+    content["model"]["vocab"]["zz"] = 2**31
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(content)))
+    with pytest.raises(TokenizerError, match="'zz' the id 2147483648"):
+        vocabulary_bytes(tokenizer)
+
+
+def test_a_text_has_the_same_tokens_each_time(tmp_path: Path) -> None:
+    """Dropout is for training."""
+    path = save_folder(tmp_path, "byte_level") / "tokenizer.json"
+    content = json.loads(path.read_text())
+    text = "the lazy dog " * 20
+    ids = folder_tokenizer(tmp_path).encode(text)
+    content["model"]["dropout"] = 0.5
+    path.write_text(json.dumps(content))
+    assert folder_tokenizer(tmp_path).encode(text) == ids
+
+
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 def test_vocabulary_bytes_make_up_the_text(kind: str) -> None:
     tokenizer = Tokenizer(trained(kind), {"bos_token": BOS, "eos_token": EOS}, [USER])

@@ -115,6 +115,16 @@ def test_a_response_is_kept_for_a_time_after_its_last_use(store: ResponseStore, 
     assert store.find("", "1") is None
 
 
+def test_old_responses_are_removed_after_the_clock_was_set_back(store: ResponseStore, clock: Clock) -> None:
+    clock.now += 10_000
+    store.add(new("1"))
+    clock.now -= 9_000
+    store.add(new("2"))
+    clock.now += 101
+    store.add(new("3"))
+    assert store._do("SELECT id FROM responses WHERE id = '2'").fetchone() is None
+
+
 def test_the_bytes_of_an_owner_are_those_of_its_responses(store: ResponseStore) -> None:
     store.add(new("1", status="queued", output=(), has_events=True))
     store.add_events("", "1", 0, [b"a" * 100, b"b" * 50])
