@@ -114,6 +114,14 @@ class ServeProcess:
     def end(self, seconds: float = SECONDS) -> int:
         return self.popen.wait(seconds)
 
+    def end_and_leave_nothing(self) -> None:
+        """Ask the server to end, and check that it does, and that nothing of it is left."""
+        pids = tree_of(self.popen.pid)
+        shared = shared_memory_of(pids)
+        self.popen.send_signal(signal.SIGTERM)
+        assert self.end() == 0, self.text_of_log()
+        assert_nothing_left(pids, shared)
+
 
 class Stream:
     """A streamed completion whose first event has come."""

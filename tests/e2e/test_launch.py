@@ -83,6 +83,19 @@ def test_the_server_ends_even_if_the_command_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: not launched.answers())
 
 
+def test_a_server_that_has_died_is_told_when_the_agent_has_ended(tmp_path: Path) -> None:
+    launched = Launched(tmp_path, "--model", str(EMBEDDED_MODEL), "--", "wait")
+    wait_until(launched.seen.exists)
+    words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in descendants(launched.popen.pid)}
+    server = next(pid for pid, each in words.items() if b"serve" in each)
+    os.kill(server, signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{server}").exists() or not launched.answers())
+    assert "before claude" not in launched.log.read_text()
+    launched.popen.send_signal(signal.SIGTERM)
+    assert launched.popen.wait(300) == 128 + signal.SIGTERM
+    assert "warning: the server was killed before claude, with exit code -9" in launched.log.read_text()
+
+
 def test_a_server_that_runs_is_used_and_goes_on(tmp_path: Path) -> None:
     with serving() as server:
         server.wait_until("/ready", 200)

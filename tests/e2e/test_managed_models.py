@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from inflight.hub import EMBEDDED_MODEL
-from tests.e2e.serve_process import ServeProcess, assert_nothing_left, serving, shared_memory_of, tree_of
+from tests.e2e.serve_process import ServeProcess, serving
 from tests.support.local_hub import LocalHub, local_hub
 
 NAME = "org/tiny"
@@ -44,11 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, hub: LocalHub, cache: Path)
     variables = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0"}
     with serving(*options, "--enable-model-management", has_name=False, **variables) as made:
         yield made
-        pids = tree_of(made.popen.pid)
-        shared = shared_memory_of(pids)
-        made.popen.send_signal(signal.SIGTERM)
-        assert made.end() == 0, made.text_of_log()
-        assert_nothing_left(pids, shared)
+        made.end_and_leave_nothing()
 
 
 def names(server: ServeProcess) -> dict[str, str]:

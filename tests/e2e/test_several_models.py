@@ -27,7 +27,7 @@ from inflight.entrypoints.router.presets import Preset
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.errors import OutOfMemoryError
 from tests.conftest import FULL
-from tests.e2e.serve_process import ServeProcess, assert_nothing_left, serving, shared_memory_of, tree_of
+from tests.e2e.serve_process import ServeProcess, serving, tree_of
 from tests.e2e.test_pooling import save
 from tests.e2e.test_text_pairs import SIZES, backend
 from tests.support.descriptors import open_descriptors
@@ -65,11 +65,7 @@ def server(folder: Path) -> Iterator[ServeProcess]:
     options = ["--models-dir", str(folder), "--models-preset", str(folder / "presets.ini"), "--models-max", "3"]
     with serving(*options, "--api-key", "a-long-secret", has_name=False) as made:
         yield made
-        pids = tree_of(made.popen.pid)
-        shared = shared_memory_of(pids)
-        made.popen.send_signal(signal.SIGTERM)
-        assert made.end() == 0, made.text_of_log()
-        assert_nothing_left(pids, shared)
+        made.end_and_leave_nothing()
 
 
 @pytest.fixture(scope="module")

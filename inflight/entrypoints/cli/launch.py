@@ -82,7 +82,7 @@ def launch(
         return _print(found, _known_target(url, model), arguments or [])
     if shutil.which(found.program) is None:
         raise ConfigError(f"{found.program} is not installed, or not in PATH; install it with: {found.install}")
-    with _server(url, model) as target:
+    with _server(url, model, found.program) as target:
         code = _run(found, target, arguments or [])
     raise typer.Exit(code)
 
@@ -128,7 +128,7 @@ def _target(url: str, model: str | None) -> Target:
 
 
 @contextlib.contextmanager
-def _server(url: str, model: str | None) -> Iterator[Target]:
+def _server(url: str, model: str | None, agent: str) -> Iterator[Target]:
     """Use the server at this address. If none runs there, start one, and end it afterwards.
 
     Raises:
@@ -140,7 +140,7 @@ def _server(url: str, model: str | None) -> Iterator[Target]:
     except NoServerError as error:
         if model is None:
             raise ConfigError(f"no server runs at {url}: give the model with --model, and it is started") from error
-        with _started(url, model) as target:
+        with _started(url, model, agent) as target:
             yield target
         return
     _wait_until_ready(target, None)
@@ -148,7 +148,7 @@ def _server(url: str, model: str | None) -> Iterator[Target]:
 
 
 @contextlib.contextmanager
-def _started(url: str, model: str) -> Iterator[Target]:
+def _started(url: str, model: str, agent: str) -> Iterator[Target]:
     address = urlsplit(url)
     if address.scheme != "http" or address.path or address.hostname is None:
         raise ConfigError(f"no server runs at {url}, and one can be started only at an address like {LOCAL_SERVER}")
@@ -163,6 +163,12 @@ def _started(url: str, model: str) -> Iterator[Target]:
             target = _target(url, None)
             _wait_until_ready(target, (server, log))
             yield target
+            if server.poll() is not None:  # told only now, because the agent has used the terminal until now
+                _show_end(log)
+                how = "the server has ended" if server.returncode >= 0 else "the server was killed"
+                tell(
+                    "warning", f"{how} before {agent}, with exit code {server.returncode}; the end of its log is above"
+                )
         finally:
             _end(server)
 
@@ -198,10 +204,14 @@ def _check_alive(server: "subprocess.Popen[bytes]", log: TextIO) -> None:
     """
     if server.poll() is None:
         return
+    _show_end(log)
+    raise EngineError("the server could not start; the end of its log is above")
+
+
+def _show_end(log: TextIO) -> None:
     log.seek(0)
     for line in log.read().splitlines()[-_LAST_LINES:]:
         typer.echo(line, err=True)
-    raise EngineError("the server could not start; the end of its log is above")
 
 
 @contextlib.contextmanager
@@ -250,8 +260,16 @@ def _run(agent: Agent, target: Target, arguments: list[str]) -> int:
         with _signals() as forward_to:
             program = subprocess.Popen([agent.program, *setting.options, *arguments], env=environment)
             forward_to(program)
-            code = program.wait()
+            code = _wait_for_end(program)
     return 128 - code if code < 0 else code
+
+
+def _wait_for_end(program: "subprocess.Popen[bytes]") -> int:
+    """Returns the exit code. Python handles a signal that comes just before a wait begins only after this wait. So each wait is
+    short."""
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return program.wait(_LOOK_SECONDS)
 
 
 @contextlib.contextmanager

@@ -58,9 +58,22 @@ class StorePlace:
         self._remove()
 
 
-def _checked(path: Path) -> str:
+def check_place(settings: ServerSettings) -> None:
+    """Find out whether a server with these settings could store responses. A file that is not there is not made.
+
+    Raises:
+        ConfigError: the file that the settings name cannot be used.
+    """
+    if settings.response_store not in (TEMPORARY_STORE, NO_STORE):
+        _checked(Path(settings.response_store).expanduser().absolute(), makes_file=False)
+
+
+def _checked(path: Path, *, makes_file: bool = True) -> str:
     try:
-        ResponseStore(path).close()
+        if makes_file or path.exists():
+            ResponseStore(path).close()
+        else:
+            tempfile.TemporaryFile(dir=path.parent).close()
     except Exception as error:
         raise ConfigError(
             f"response_store={str(path)!r} cannot be used: {error}. Give a file in a folder that you may write to, "

@@ -7,7 +7,8 @@ are those of its own input, then those of its output; the input of the responses
 
 Only responses in the background are in the file before they have ended. Who ends one first, the process that computes it or a
 client that cancels it, decides: an ended response does not change any more. If the process that computes it has died, the next
-reader ends it as failed.
+reader ends it as failed. A response that is computed now is never removed to make room. If it grows, and there is no room for
+it, it ends as failed.
 """
 
 import contextlib
@@ -22,63 +23,22 @@ from pydantic_core import from_json
 
 from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.response_store.processes import is_running, own_name
+from inflight.entrypoints.response_store.tables import make_tables
 
 UNFINISHED = ("queued", "in_progress")
-_FORMAT = 0x496E_6601  # "In", "f" and the number of this form of the tables; a file of another format is not used
 _WAIT_SECONDS = 10.0  # for other processes that write, unless `wait_at_most` says otherwise
 _MIN_WAIT_SECONDS = 0.1  # most transactions of other processes have ended by then
 _CLEAN_SECONDS = 60.0  # time between two looks for old responses
-_ROW_BYTES = 200  # what SQLite needs for a response or an item beside its texts
-
-_TABLES = """
-CREATE TABLE responses (
-    number INTEGER PRIMARY KEY,
-    owner TEXT NOT NULL,
-    id TEXT NOT NULL,
-    previous TEXT,
-    model TEXT NOT NULL,
-    status TEXT NOT NULL,
-    process TEXT NOT NULL,
-    is_background INTEGER NOT NULL,
-    has_events INTEGER NOT NULL,
-    used_at REAL NOT NULL,
-    num_bytes INTEGER NOT NULL,
-    body BLOB NOT NULL,
-    UNIQUE (owner, id)
-);
-CREATE INDEX responses_by_use ON responses (owner, used_at);
-CREATE INDEX responses_by_age ON responses (used_at);
-CREATE INDEX responses_by_status ON responses (status);
-CREATE TABLE items (
-    response INTEGER NOT NULL REFERENCES responses ON DELETE CASCADE,
-    place INTEGER NOT NULL,
-    id TEXT NOT NULL,
-    is_output INTEGER NOT NULL,
-    body BLOB NOT NULL,
-    PRIMARY KEY (response, place)
-) WITHOUT ROWID;
-CREATE INDEX items_by_id ON items (id);
-CREATE TABLE events (
-    response INTEGER NOT NULL REFERENCES responses ON DELETE CASCADE,
-    number INTEGER NOT NULL,
-    event BLOB NOT NULL,
-    PRIMARY KEY (response, number)
-) WITHOUT ROWID;
-CREATE TABLE shares (owner TEXT PRIMARY KEY, num_bytes INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TRIGGER response_added AFTER INSERT ON responses BEGIN
-    INSERT INTO shares VALUES (new.owner, new.num_bytes)
-        ON CONFLICT (owner) DO UPDATE SET num_bytes = num_bytes + excluded.num_bytes;
-END;
-CREATE TRIGGER response_grown AFTER UPDATE OF num_bytes ON responses BEGIN
-    UPDATE shares SET num_bytes = num_bytes + new.num_bytes - old.num_bytes WHERE owner = new.owner;
-END;
-CREATE TRIGGER response_removed AFTER DELETE ON responses BEGIN
-    UPDATE shares SET num_bytes = num_bytes - old.num_bytes WHERE owner = old.owner;
-END;
-"""
+_ROW_BYTES = 200  # what SQLite needs for a response, an item or an event beside its texts
+_DIED = "the process that computed this response has ended, for example because the server was restarted"
+_IS_FULL = "there is no room to store more of this response: it is too long, or too many others are computed now"
 
 
-class TooLargeError(Exception):
+class NoRoomError(Exception):
+    """A response cannot be stored, because those that are computed now need all the room."""
+
+
+class TooLargeError(NoRoomError):
     """A response alone is larger than all may be together."""
 
 
@@ -176,23 +136,12 @@ class ResponseStore:
         self._file = path.stat()
         self._connection = sqlite3.connect(path, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False)
         self.close = finalize(self, self._connection.close)
-        self._make_tables()  # first of all: it refuses the file of another program, which must stay as it is
+        make_tables(self._connection)  # first of all: it refuses the file of another program, which must stay as it is
         if path.stat().st_mode & 0o077:  # it was there before
             path.chmod(0o600)
         self._do("PRAGMA journal_mode = WAL")
         self._do("PRAGMA synchronous = NORMAL")
         self._do("PRAGMA foreign_keys = ON")
-
-    def _make_tables(self) -> None:
-        with self._transaction():
-            (known,) = self._do("PRAGMA user_version").fetchone()
-            (num_tables,) = self._do("SELECT COUNT(*) FROM sqlite_master").fetchone()
-            if known == 0 and num_tables == 0:
-                for statement in _statements(_TABLES):
-                    self._do(statement)
-                self._do(f"PRAGMA user_version = {_FORMAT}")
-            elif known != _FORMAT:
-                raise sqlite3.DatabaseError("the file has other contents, or was written by another version")
 
     def is_in_place(self) -> bool:
         """Whether the path still leads to the file that was opened. If somebody has removed or replaced it, what is stored
@@ -215,9 +164,10 @@ class ResponseStore:
 
         Raises:
             TooLargeError: it is larger than all responses may be.
+            NoRoomError: it is computed now, as are all others that are left.
         """
         items = [(item, False) for item in new.input] + [(item, True) for item in new.output]
-        num_bytes = _ROW_BYTES + len(new.body) + sum(_ROW_BYTES + len(item.body) for item, _ in items)
+        num_bytes = _num_bytes([new.body, *(item.body for item, _ in items)])
         if num_bytes > self._max_bytes:
             raise TooLargeError(
                 f"a response of {num_bytes} bytes is larger than all may be together, {self._max_bytes}"
@@ -238,41 +188,69 @@ class ResponseStore:
             ).lastrowid
             assert number is not None
             self._add_items(number, items, 0)
-            self._make_room()
+            if not self._make_room():
+                raise NoRoomError(f"the responses that are computed now need all of the {self._max_bytes} bytes")
         return True
 
     def advance(self, owner: str, id: str, status: str, body: bytes, output: Sequence[Item] = ()) -> bool:
-        """Change a response that has not ended. Returns False if it has ended, or was removed."""
+        """Change a response that has not ended. Returns False if it has ended, was removed, or has no room; see above."""
         with self._transaction():
-            row = self._do(
-                "SELECT number FROM responses WHERE owner = ? AND id = ? AND status IN (?, ?)", owner, id, *UNFINISHED
-            ).fetchone()
-            if row is None:
+            found = self._unfinished(owner, id)
+            if found is None:
                 return False
-            more = sum(_ROW_BYTES + len(item.body) for item in output)
-            self._do(
-                "UPDATE responses SET status = ?, used_at = ?, num_bytes = num_bytes + ? + ? - LENGTH(body), body = ? "
-                "WHERE number = ?",
-                *(status, self._now(), more, len(body), body, row[0]),
-            )
-            (place,) = self._do("SELECT COUNT(*) FROM items WHERE response = ?", row[0]).fetchone()
-            self._add_items(row[0], [(item, True) for item in output], place)
-            self._make_room()
+            number, old = found
+            more = _num_bytes([item.body for item in output])
+            if not self._has_room(number, old, more + len(body) - len(old)):
+                return False
+            self._put(number, status, body, more)
+            (place,) = self._do("SELECT COUNT(*) FROM items WHERE response = ?", number).fetchone()
+            self._add_items(number, [(item, True) for item in output], place)
         return True
 
-    def add_events(self, owner: str, id: str, first: int, events: Sequence[bytes]) -> None:
-        """Add events of a response's stream, which have the numbers from `first` on. Nothing if the response was removed or has
-        ended: the stream of a response that was cancelled ends there, and every reader gets the same events."""
+    def add_events(self, owner: str, id: str, first: int, events: Sequence[bytes]) -> bool:
+        """Add events of the stream of a response that has not ended. They have the numbers from `first` on. Returns False as
+        `advance` does. So the stream of a response that was cancelled ends there, and every reader gets the same events."""
+        more = _num_bytes(events)
         with self._transaction():
-            row = self._do(
-                "SELECT number FROM responses WHERE owner = ? AND id = ? AND status IN (?, ?)", owner, id, *UNFINISHED
-            ).fetchone()
-            if row is None:
-                return
+            found = self._unfinished(owner, id)
+            if found is None:
+                return False
+            number, body = found
+            if not self._has_room(number, body, more):
+                return False
             for place, event in enumerate(events, first):
-                self._do("INSERT OR REPLACE INTO events VALUES (?, ?, ?)", row[0], place, event)
-            size = sum(map(len, events))
-            self._do("UPDATE responses SET num_bytes = num_bytes + ? WHERE number = ?", size, row[0])
+                self._do("INSERT OR REPLACE INTO events VALUES (?, ?, ?)", number, place, event)
+            self._do("UPDATE responses SET num_bytes = num_bytes + ? WHERE number = ?", more, number)
+        return True
+
+    def _unfinished(self, owner: str, id: str) -> tuple[int, bytes] | None:
+        """The number and the JSON of a response that has not ended."""
+        found: tuple[int, bytes] | None = self._do(
+            "SELECT number, body FROM responses WHERE owner = ? AND id = ? AND status IN (?, ?)", owner, id, *UNFINISHED
+        ).fetchone()
+        return found
+
+    def _has_room(self, number: int, body: bytes, more: int) -> bool:
+        """Make room for so many more bytes of a response that is computed now. If there is none, it ends as failed."""
+        (size,) = self._do("SELECT num_bytes FROM responses WHERE number = ?", number).fetchone()
+        if more <= 0 or (size + more <= self._max_bytes and self._make_room(more)):
+            return True
+        self._put(number, "failed", _failed(body, _IS_FULL))
+        return False
+
+    def _put(self, number: int, status: str, body: bytes, more: int = 0) -> None:
+        """Replace the JSON of a response, which has `more` further bytes."""
+        self._do(
+            "UPDATE responses SET status = ?, used_at = ?, num_bytes = num_bytes + ? - LENGTH(body), body = ? WHERE number = ?",
+            *(status, self._now(), len(body) + more, body, number),
+        )
+
+    def _end(self, owner: str, id: str, status: str, body: bytes) -> None:
+        """End a response that has not ended. It needs hardly more room for that."""
+        with self._transaction():
+            found = self._unfinished(owner, id)
+            if found is not None:
+                self._put(found[0], status, body)
 
     def cancel(self, owner: str, id: str) -> Found | None:
         """End a response, if it has not ended. Returns it as it is then; None if there is none."""
@@ -280,7 +258,7 @@ class ResponseStore:
         if found is None or found.has_ended:
             return found
         body = to_json({**from_json(found.body), "status": "cancelled"})
-        self.advance(owner, id, "cancelled", body)
+        self._end(owner, id, "cancelled", body)
         return self.find(owner, id)
 
     def remove(self, owner: str, id: str) -> bool:
@@ -302,11 +280,9 @@ class ResponseStore:
         names = ("number", "id", "previous", "model", "status", "is_background", "has_events", "body")
         found = Found(**dict(zip(names, values, strict=True)))
         if not found.has_ended and not is_running(process):
-            message = "the process that computed this response has ended, for example because the server was restarted"
-            error = {"code": "server_error", "message": message}
-            body = to_json({**from_json(found.body), "status": "failed", "error": error})
+            body = _failed(found.body, _DIED)
             with contextlib.suppress(sqlite3.OperationalError):  # a full disk: the next reader tries again
-                self.advance(owner, id, "failed", body)
+                self._end(owner, id, "failed", body)
             return replace(found, status="failed", body=body)
         return found
 
@@ -387,22 +363,28 @@ class ResponseStore:
         for place, (item, is_output) in enumerate(items, first):
             self._do("INSERT INTO items VALUES (?, ?, ?, ?, ?)", number, place, item.id, is_output, item.body)
 
-    def _make_room(self) -> None:
-        """Remove what is too old, and what is too much. A response that is computed now is not removed."""
+    def _make_room(self, more: int = 0) -> bool:
+        """Remove what is too old, and what is too much, if `more` bytes are added. A response that is computed now is not
+        removed. Returns whether there is room."""
         now = self._now()
         if abs(now - self._cleaned_at) >= _CLEAN_SECONDS:  # also after the clock was set back
             self._cleaned_at = now
             self._remove_old(now - self._max_seconds)
             self._do("DELETE FROM shares WHERE num_bytes = 0")
-        while self._do("SELECT TOTAL(num_bytes) FROM shares").fetchone()[0] > self._max_bytes:
-            (owner,) = self._do("SELECT owner FROM shares ORDER BY num_bytes DESC LIMIT 1").fetchone()
-            removed = self._do(
-                "DELETE FROM responses WHERE number = (SELECT number FROM responses WHERE owner = ? AND status NOT IN (?, ?) "
-                "ORDER BY used_at, number LIMIT 1)",
-                *(owner, *UNFINISHED),
-            ).rowcount
-            if not removed:
-                return
+        while self._do("SELECT TOTAL(num_bytes) FROM shares").fetchone()[0] + more > self._max_bytes:
+            owners = self._do("SELECT owner FROM shares ORDER BY num_bytes DESC").fetchall()
+            if not any(self._remove_oldest(owner) for (owner,) in owners):
+                return False
+        return True
+
+    def _remove_oldest(self, owner: str) -> bool:
+        """Remove the response of this owner that was used least recently. False if all are computed now."""
+        removed = self._do(
+            "DELETE FROM responses WHERE number = (SELECT number FROM responses WHERE owner = ? AND status NOT IN (?, ?) "
+            "ORDER BY used_at, number LIMIT 1)",
+            *(owner, *UNFINISHED),
+        )
+        return removed.rowcount > 0
 
     def _remove_old(self, oldest: float) -> None:
         self._do("DELETE FROM responses WHERE used_at < ? AND status NOT IN (?, ?)", oldest, *UNFINISHED)
@@ -432,11 +414,12 @@ class ResponseStore:
         return self._connection.execute(statement, values)
 
 
-def _statements(script: str) -> Iterable[str]:
-    """The statements of a script. Those of a trigger stay together."""
-    statement = ""
-    for line in script.strip().splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
+def _num_bytes(texts: Iterable[bytes]) -> int:
+    """What a row for each text takes in the file."""
+    return sum(_ROW_BYTES + len(text) for text in texts)
+
+
+def _failed(body: bytes, message: str) -> bytes:
+    """The JSON of a response that ends in this way."""
+    error = {"code": "server_error", "message": message}
+    return to_json({**from_json(body), "status": "failed", "error": error})

@@ -14,7 +14,7 @@ from inflight.entrypoints.fields.messages import MAX_MESSAGES
 from inflight.entrypoints.http.errors import ApiError
 from inflight.entrypoints.json_lines import to_json
 from inflight.entrypoints.response_store.responses import StoredResponses, StoreFailedError
-from inflight.entrypoints.response_store.store import Item, NewResponse, ResponseStore, TooLargeError
+from inflight.entrypoints.response_store.store import Item, NewResponse, NoRoomError, ResponseStore, TooLargeError
 from inflight.entrypoints.responses_api.items import REASONING_ID, InputItem, ItemReference, MessageItem
 from inflight.entrypoints.responses_api.protocol import ResponsesRequest
 from inflight.interface.image_prompts import OWNER
@@ -53,10 +53,10 @@ class Kept:
         """Returns None if it cannot be stored, and False if a response with this id is computed now.
 
         Raises:
-            ApiError: it is to run in the background, and is larger than all stored responses may be together.
+            ApiError: it is to run in the background, and there is no room for it.
         """
 
-        def work(store: ResponseStore) -> bool | TooLargeError:
+        def work(store: ResponseStore) -> bool | NoRoomError:
             new = NewResponse(
                 owner=self.owner,
                 id=id,
@@ -71,20 +71,20 @@ class Kept:
             )
             try:
                 return store.add(new)
-            except TooLargeError as error:  # the file is as good as before
+            except NoRoomError as error:  # the file is as good as before
                 return error
 
         try:
             found = await self.responses.call(work)
         except StoreFailedError:
             return None
-        if not isinstance(found, TooLargeError):
+        if not isinstance(found, NoRoomError):
             return found
         if self.is_background:
-            message = (
-                f"a response in the background must be stored, and this one cannot be: {found}. Send a smaller request"
-            )
-            raise ApiError(400, message, code="response_too_large")
+            message = f"a response in the background must be stored, and this one cannot be: {found}"
+            if isinstance(found, TooLargeError):
+                raise ApiError(400, f"{message}. Send a smaller request", code="response_too_large")
+            raise ApiError(503, f"{message}. Try again later", type="server_error", code="response_store_full")
         logger.warning("the response %s is not stored: %s", id, found)
         return None
 

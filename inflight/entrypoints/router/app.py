@@ -8,6 +8,7 @@ the loaded model that was used last; otherwise it goes to the only model, and if
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
@@ -42,6 +43,7 @@ from inflight.errors import ConfigError, InflightError, ModelNotFoundError, OutO
 _LARGE_BODY_BYTES = 2**18  # a larger body is parsed in a thread
 _ASK_BEGIN, _MODELS = "/v1/models/", "/v1/models"
 _FEED = "/v1/engine/live"
+_ASKS_MODEL = frozenset({"/api/chat", "/api/generate"})
 
 # Error -> status and code of the answer; the first that fits
 _STATUS: dict[type[InflightError], tuple[int, str]] = {
@@ -164,8 +166,8 @@ class RouterApp:
         slot = self._models.slot(known)
         if slot.state is not ModelState.LOADED and self._is_unasked(scope):
             raise RequestError(403, OTHER_SITE, OTHER_SITE_CODE)
-        if keep_alive == 0 and named.asks_nothing and slot.state is ModelState.UNLOADED:
-            await self._answer_unloaded(scope, send, known)  # Ollama's clients unload in this way
+        if keep_alive == 0 and named.asks_nothing and scope["path"] in _ASKS_MODEL:
+            await self._unload_by_keep_alive(scope, send, slot)
             return
         if scope["path"] == _FEED:
             await self._watch(slot, scope, receive, send)
@@ -278,9 +280,17 @@ class RouterApp:
     async def _root(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send_body(send, 200, b"Ollama is running", b"text/plain; charset=utf-8")
 
-    async def _answer_unloaded(self, scope: Scope, send: Send, known: KnownModel) -> None:
-        text = {"message": {"role": "assistant", "content": ""}} if scope["path"] == "/api/chat" else {"response": ""}
-        await send_json(send, 200, {"model": known.name, **text, "done": True, "done_reason": "unload"})
+    async def _unload_by_keep_alive(self, scope: Scope, send: Send, slot: Slot) -> None:
+        """Ollama's clients unload a model by a request with `keep_alive` 0 and without a prompt."""
+        if slot.state in (ModelState.LOADING, ModelState.LOADED):
+            async with self._models.use(slot.known, 0.0):
+                pass
+        text: dict[str, object] = {"response": ""}
+        if scope["path"] == "/api/chat":
+            text = {"message": {"role": "assistant", "content": ""}}
+        now = datetime.now(UTC).isoformat()
+        body = {"model": slot.known.name, "created_at": now, **text, "done": True, "done_reason": "unload"}
+        await send_json(send, 200, body)
 
     def _status(self, status: str) -> Answer:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:

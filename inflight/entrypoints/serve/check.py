@@ -20,6 +20,7 @@ from inflight.config.unknown_family import describe_model
 from inflight.config.weight_room import Request, check_room, find_room, with_draft
 from inflight.damaged_files import named_errors
 from inflight.engine.start.generation_defaults import default_sampling_params, eos_token_ids
+from inflight.entrypoints.response_store.place import check_place
 from inflight.entrypoints.serve.check_drafts import resolve_drafter
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.settings import ServerSettings
@@ -32,10 +33,11 @@ from inflight.tokenizer.source import read_chat_template, read_tokenizer
 
 
 def server_problems(settings: ServerSettings) -> list[str]:
-    """Returns a message for each problem with the address, the TLS files, the names of parsers, or missing packages. The test
-    of the address listens there for a moment."""
+    """Returns a message for each problem with the address, the TLS files, the file of stored responses, the names of parsers,
+    or missing packages. The test of the address listens there for a moment."""
     found = _problems_of(lambda: Listener(settings).close())
     found += _problems_of(lambda: make_ssl_context(settings))
+    found += _problems_of(lambda: check_place(settings))
     found += _problems_of(lambda: resolve_parsers(settings.tool_call_parser, NONE, None))
     found += _problems_of(lambda: resolve_parsers(NONE, settings.reasoning_parser, None))
     if settings.otlp_traces_endpoint is not None and importlib.util.find_spec("opentelemetry") is None:

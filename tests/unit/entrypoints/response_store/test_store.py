@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from inflight.entrypoints.response_store.store import Item, NewResponse, ResponseStore, TooLargeError
+from inflight.entrypoints.response_store.store import Item, NewResponse, NoRoomError, ResponseStore, TooLargeError
 
 BODY = b'{"id":"r","status":"completed"}'
 
@@ -129,6 +129,14 @@ def test_the_bytes_of_an_owner_are_those_of_its_responses(store: ResponseStore) 
     store.add(new("1", status="queued", output=(), has_events=True))
     store.add_events("", "1", 0, [b"a" * 100, b"b" * 50])
     store.advance("", "1", "completed", BODY * 3, [item("o", 300)])
+    texts = (
+        store._do("SELECT TOTAL(LENGTH(body)), COUNT(*) FROM responses").fetchone(),
+        store._do("SELECT TOTAL(LENGTH(body)), COUNT(*) FROM items").fetchone(),
+        store._do("SELECT TOTAL(LENGTH(event)), COUNT(*) FROM events").fetchone(),
+    )
+    assert store._do("SELECT TOTAL(num_bytes) FROM responses").fetchone() == (
+        sum(num_bytes + 200 * num_rows for num_bytes, num_rows in texts),
+    )
     store.add(new("1"))  # replaces it
     store.add(new("2", owner="b"))
     assert (
@@ -165,6 +173,51 @@ def test_a_response_that_is_computed_is_neither_replaced_nor_removed_for_room(st
     store.add(new("2", input=[item("j", 15_000)], output=()))
     assert store.find("", "1") is not None and store.find("", "2") is None
     assert store.is_computing(["m"]) and not store.is_computing(["n"])
+
+
+@pytest.mark.parametrize("what", ["events", "output", "body"])
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_response_for_which_there_is_no_room_ends_as_failed(
+    store: ResponseStore, clock: Clock, what: str, is_alone: bool
+) -> None:
+    """Alone it may have 20,000 bytes; beside another one that is computed, less. Events have a size of their own."""
+    store.add(new("done", owner="c"))
+    if not is_alone:
+        store.add(new("other", owner="b", status="in_progress", input=[item("i", 15_000)], output=()))
+    store.add(new("1", status="in_progress", output=(), is_background=True))
+    large = 20_000 if is_alone else 5000
+    grown = {
+        "events": lambda: store.add_events("", "1", 0, [b"e"] * (large // 200)),
+        "output": lambda: store.advance("", "1", "completed", BODY, [item("o", large)]),
+        "body": lambda: store.advance("", "1", "completed", b"{%s}" % (b" " * large)),
+    }[what]()
+    assert not grown
+    found = store.find("", "1")
+    assert found is not None and found.status == "failed" and "no room" in json.loads(found.body)["error"]["message"]
+    assert store.num_events(found.number) == 0 and ids(store, "1") == ["in-1"]
+    assert (store.find("c", "done") is not None) == is_alone  # it helps nobody if one that is too large removes others
+    assert not is_alone or store._do("SELECT TOTAL(num_bytes) FROM shares").fetchone()[0] <= 20_000
+    assert not store.add_events("", "1", 0, [b"e"])
+    assert store.ended([("", "1")]) == [("", "1")]
+
+
+def test_room_is_made_by_any_owner_that_has_ended_responses(store: ResponseStore) -> None:
+    store.add(new("running", owner="a", status="in_progress", input=[item("i", 12_000)], output=()))
+    store.add(new("ended", owner="b", input=[item("j", 5000)], output=()))
+    assert store.add_events("a", "running", 0, [b"e" * 4000])
+    assert store.find("b", "ended") is None and store.find("a", "running") is not None
+    with pytest.raises(NoRoomError, match="20000"):
+        store.add(new("late", owner="b", status="queued", input=[item("k", 5000)], output=()))
+    assert store.find("b", "late") is None
+    assert store.advance("a", "running", "completed", BODY)
+    assert store.add(new("late", owner="b", status="queued", input=[item("k", 5000)], output=()))
+
+
+def test_a_response_can_be_cancelled_when_there_is_no_room(store: ResponseStore) -> None:
+    store.add(new("1", status="queued", input=[item("i", 19_450)], output=()))
+    assert store._do("SELECT num_bytes FROM responses").fetchone()[0] > 19_500
+    found = store.cancel("", "1")
+    assert found is not None and found.status == "cancelled"
 
 
 def test_a_response_that_is_computed_does_not_grow_old(store: ResponseStore, clock: Clock) -> None:

@@ -152,9 +152,20 @@ def test_other_sites_may_read_what_needs_no_model(folder: Path) -> None:
         assert (status, "is unloaded" in json.dumps(error)) == (400, True)
 
 
-def test_ollamas_way_to_unload(folder: Path) -> None:
-    status, found = ask(folder, "POST", "/api/generate", b'{"model": "a", "keep_alive": 0}')
-    assert status == 200 and found["done_reason"] == "unload"
+@pytest.mark.parametrize("given", ["0", "0.0", '"0"', '"0s"', '"-0m"'])
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        ("/api/generate", "", {"response": ""}),
+        ("/api/generate", '"prompt": "", ', {"response": ""}),
+        ("/api/chat", "", {"message": {"role": "assistant", "content": ""}}),
+        ("/api/chat", '"messages": [], ', {"message": {"role": "assistant", "content": ""}}),
+    ],
+)
+def test_ollamas_way_to_unload(folder: Path, path: str, body: str, text: dict[str, Any], given: str) -> None:
+    status, found = ask(folder, "POST", path, f'{{"model": "a", {body}"keep_alive": {given}}}'.encode())
+    assert status == 200 and "T" in found.pop("created_at")
+    assert found == {"model": "a", **text, "done": True, "done_reason": "unload"}
 
 
 def test_settings_of_a_model(folder: Path) -> None:

@@ -94,21 +94,31 @@ def test_an_absent_file(tmp_path: Path) -> None:
         read_presets(tmp_path / "absent", OPTIONS, read, print)
 
 
-def test_keep_alive() -> None:
-    assert [read_keep_alive(each) for each in (0, 2.5, "300", "5m", "1h30m", "1.5s", "100ms")] == [
-        0,
-        2.5,
-        300,
-        300,
-        5400,
-        1.5,
-        0.1,
-    ]
-    assert read_keep_alive(-1) == read_keep_alive("-1m") == read_keep_alive(10**400) == math.inf
-    wrong: list[Any] = ["", "soon", "5 m", "m", "nan", True, []]
-    for each in wrong:
-        with pytest.raises(ConfigError, match="keep_alive="):
-            read_keep_alive(each)
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (0, 0.0), (0.0, 0.0), (-0.0, 0.0), ("0", 0.0), ("0s", 0.0), ("-0s", 0.0), (2.5, 2.5), ("2.5", 2.5), ("300", 300.0),
+        (300, 300.0), ("5m", 300.0), ("+5m", 300.0), ("4m60s", 300.0), ("1h30m", 5400.0), ("1.5s", 1.5), (".5s", 0.5),
+        ("1.s", 1.0), ("100ms", 0.1), ("7us", 7e-6), ("7\u00b5s", 7e-6), ("7\u03bcs", 7e-6), ("7ns", 7e-9),
+        (-1, math.inf), (-0.5, math.inf), ("-1", math.inf), ("-1m", math.inf), ("-1h30m", math.inf), (10**400, math.inf),
+        (-(10**400), math.inf), (1e300, 1e300), (math.inf, math.inf),
+    ],
+)  # fmt: skip
+def test_keep_alive(value: float | str, seconds: float) -> None:
+    assert read_keep_alive(value) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", " ", "soon", "5 m", " 5m", "m", "s5", ".", ".s", "1.2.3s", "5d", "5M", "1e3", "1_000", "+-5m", "--5m", "5m-", "5m3",
+     "nan", "inf", "infinity", "\u0665", math.nan, True, False, None, [], {}, [5]],
+)  # fmt: skip
+def test_what_is_no_keep_alive(value: Any) -> None:
+    with pytest.raises(ConfigError, match="keep_alive="):
+        read_keep_alive(value)
+
+
+def test_a_long_text_is_not_repeated() -> None:
     with pytest.raises(ConfigError, match="keep_alive=") as refused:
         read_keep_alive("x" * 10_000)
     assert len(str(refused.value)) < 200

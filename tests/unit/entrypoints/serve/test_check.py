@@ -13,6 +13,7 @@ import pytest
 
 from inflight import hub
 from inflight.config.engine_args import EngineArgs
+from inflight.entrypoints.response_store.store import ResponseStore
 from inflight.entrypoints.serve import check
 from inflight.entrypoints.serve.check import model_problems, server_problems
 from inflight.entrypoints.serve.settings import ServerSettings
@@ -84,6 +85,28 @@ def test_a_taken_address_is_told_and_a_free_one_is_left_free(tmp_path: Path) -> 
     assert "cannot listen on 127.0.0.1" in problem
     assert server_problems(ServerSettings(uds=str(tmp_path / "socket"))) == []
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("new.sqlite", ""),
+        ("store.sqlite", ""),
+        ("absent/store.sqlite", "No such file or directory"),
+        ("notes.txt/store.sqlite", "Not a directory"),
+        ("notes.txt", "not a database"),
+        ("folder", "unable to open database file"),
+    ],
+)
+def test_the_file_of_stored_responses_is_checked_and_not_made(tmp_path: Path, place: str, why: str) -> None:
+    ResponseStore(tmp_path / "store.sqlite").close()
+    (tmp_path / "notes.txt").write_text("not a database " * 100)
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    found = server_problems(ServerSettings(port=0, response_store=str(tmp_path / place)))
+    assert len(found) == bool(why), found
+    assert all(why in each and "response_store=" in each for each in found), found
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_whole_model_has_no_problem(folder: Path) -> None:
