@@ -36,6 +36,19 @@ def padded(texts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     return ids, mask
 
 
+class WithWideMask(torch.nn.Module):
+    """The model with a mask [number of texts, 1, 1, longest]. The code of transformers that makes one cannot be traced."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        wide = (1.0 - attention_mask[:, None, None, :].float()) * torch.finfo(torch.float32).min
+        hidden: torch.Tensor = self.model(input_ids=input_ids, attention_mask=wide).last_hidden_state
+        return hidden
+
+
 def quantized(folder: Path, count: int) -> openvino.Model:
     """The int8 model, made if it is not there. `count`: the number of texts for the calibration."""
     stored = folder / "openvino" / "int8.xml"
@@ -44,7 +57,9 @@ def quantized(folder: Path, count: int) -> openvino.Model:
         model = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
         ids, mask = (torch.from_numpy(each) for each in padded([[FIRST_TOKEN] * 8, [FIRST_TOKEN] * 5]))
         with torch.no_grad():
-            converted = openvino.convert_model(model, example_input={"input_ids": ids, "attention_mask": mask})
+            converted = openvino.convert_model(
+                WithWideMask(model), example_input={"input_ids": ids, "attention_mask": mask}
+            )
         rng = random.Random(1)
         vocabulary = model.config.vocab_size
         texts = [

@@ -62,6 +62,7 @@ class Rotation:
     sin: Tensor
     ops: LayerOps
     query_scale: Tensor | None = None  # float32 [num_tokens, 1], the factors of the queries; None: they are 1
+    changes_nothing: bool = False  # all angles are 0
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -70,6 +71,8 @@ class Rotation:
     def apply(self, heads: Tensor, norm: HeadNorm | None) -> Tensor:
         """Returns `heads` after the norm (if there is one) and the rotation. May overwrite `heads`, which has the shape
         [num_tokens, num_heads + num_kv_heads, head_dim], queries first."""
+        if self.changes_nothing and norm is None:
+            return heads
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         return self.ops.norm_and_rotate(heads, weight, eps, self.cos, self.sin)
 

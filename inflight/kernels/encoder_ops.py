@@ -1,4 +1,4 @@
-"""`layer_norm` and `activate`: what encoders compute between matrix products, and decoders do not.
+"""`layer_norm`, `activate` and `end_with_activation`: what encoders compute between matrix products, and decoders do not.
 
 On a CPU the C++ kernels compute them, in float32; elsewhere torch does.
 """
@@ -10,6 +10,7 @@ from torch import Tensor
 from inflight.kernels.cpu.call_checks import require
 from inflight.kernels.cpu.functions import DTYPES
 from inflight.kernels.cpu.layer_ops import CpuLayerOps, is_weight
+from inflight.kernels.cpu.linear import PackedLinear
 from inflight.kernels.gate import ACTIVATIONS, GATE_CODES
 from inflight.kernels.layer_ops import LayerOps
 
@@ -36,6 +37,15 @@ def layer_norm(
         x.data_ptr(), x.stride(0), *added, *weights, out.data_ptr(), num_rows, size, eps, DTYPES[x.dtype]
     )
     return out
+
+
+def end_with_activation(product: object, activation: str) -> bool:
+    """If the C++ kernels compute `product`, which has no gate, its results go through the activation from now on, before they
+    are rounded to their dtype. Returns whether this is so. If it is not, call `activate` with the results."""
+    if not isinstance(product, PackedLinear):
+        return False
+    product.weight.activation = GATE_CODES[activation]
+    return True
 
 
 def activate(ops: LayerOps, x: Tensor, activation: str) -> None:

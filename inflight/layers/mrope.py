@@ -10,6 +10,7 @@ from torch import Tensor
 
 from inflight.attention.backend import Rotation
 from inflight.config.mixers import RopeConfig
+from inflight.kernels.layer_ops import turns
 from inflight.layers.context import LayerContext
 from inflight.layers.rotary import RotaryEmbedding
 
@@ -54,12 +55,4 @@ def position_of_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 def cos_and_sin(positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """As `LayerOps.cos_and_sin`, in plain torch, with a position for each frequency: integers [num_tokens, head_dim]."""
-    angles = positions.to(torch.float32) * frequencies
-    cos = angles.cos()
-    sin = angles.sin_()
-    sin[:, : len(frequencies) // 2].neg_()
-    if scale != 1.0:
-        factors = torch.full_like(frequencies, scale).masked_fill_(frequencies == 0, 1.0)
-        cos.mul_(factors)
-        sin.mul_(factors)
-    return cos.to(dtype), sin.to(dtype)
+    return turns(positions.to(torch.float32) * frequencies, frequencies, scale, dtype)

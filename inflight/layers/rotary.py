@@ -25,6 +25,7 @@ class RotaryEmbedding(nn.Module):
     def __init__(self, rope: RopeConfig | None, head_dim: int, context: LayerContext) -> None:
         super().__init__()
         self.dtype, self.ops = context.dtype, context.ops
+        self.has_angles = rope is not None
         self.attention_factor = 1.0 if rope is None else rope.attention_factor
         inverse = torch.zeros(head_dim // 2, dtype=torch.float32, device="cpu")
         if rope is not None:
@@ -37,6 +38,9 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, positions: Tensor) -> Rotation:
         """positions [num_tokens] -> the rotation that each layer applies to its queries and keys."""
+        if not self.has_angles:
+            ones = torch.ones(len(positions), len(self.frequencies), dtype=self.dtype, device=positions.device)
+            return Rotation(ones, torch.zeros_like(ones), self.ops, changes_nothing=True)
         cos, sin = self.ops.cos_and_sin(positions, self.frequencies, self.attention_factor, self.dtype)
         query_scale: Tensor | None = None
         if self.query_beta is not None:

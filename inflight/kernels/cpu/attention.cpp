@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <type_traits>
 
 #include "attention_cells.h"
 #include "attention_tiles.h"
@@ -209,21 +210,23 @@ struct Attention {
         const float* weight_scales, const float* factors, float* sums, Ahead& ahead) const {
         const int size = layout.value_dim;
         const int first = chunk.first / Cells::kPerUnit, end = (chunk.end + Cells::kPerUnit - 1) / Cells::kPerUnit;
-        for (int d = 0; d < size;) {
-            const bool is_wide = d + kVectorsAtOnce * kLanes <= size;
-            const Unit* groups[kChunkKeys / kGroupKeys];
+        const Unit* groups[kChunkKeys / kGroupKeys];
+        const auto weigh_vectors = [&](auto vectors, int d) {  // from dimension d on; `vectors`: an integral_constant, how many
             for (int i = chunk.first_group(); i < chunk.end_group(); i++) groups[i] = values[i] + d;
-            if (is_wide)
-                in_groups_of_rows(
-                    Weighing<Cells, kVectorsAtOnce>{
-                        weights, weight_scales, groups, first, end, size, layout.head_dim, factors, sums + d, ahead},
-                    row, end_row);
+            in_groups_of_rows(
+                Weighing<Cells, vectors()>{
+                    weights, weight_scales, groups, first, end, size, layout.head_dim, factors, sums + d, ahead},
+                row, end_row);
+            return d + vectors() * kLanes;
+        };
+        for (int d = 0; d < size;) {
+            const int num_vectors = (size - d) / kLanes;
+            if (num_vectors >= kVectorsAtOnce)
+                d = weigh_vectors(std::integral_constant<int, kVectorsAtOnce>(), d);
+            else if (kVectorsAtOnce > 2 && num_vectors >= 2)
+                d = weigh_vectors(std::integral_constant<int, 2>(), d);
             else
-                in_groups_of_rows(
-                    Weighing<Cells, 1>{
-                        weights, weight_scales, groups, first, end, size, layout.head_dim, factors, sums + d, ahead},
-                    row, end_row);
-            d += is_wide ? kVectorsAtOnce * kLanes : kLanes;
+                d = weigh_vectors(std::integral_constant<int, 1>(), d);
         }
     }
 

@@ -51,7 +51,7 @@ class LinearWeight(ctypes.Structure):
         (c_void_p, "packed bias"),
         (c_int64, "in_features out_features group_size"),
         (c_float, "scale"),
-        (c_int32, "bits has_offsets gate has_table"),
+        (c_int32, "bits has_offsets gate has_table activation"),
         (c_int8 * 16, "table"),
     )
 

@@ -72,6 +72,8 @@ struct LinearWeight {  // [out_features, in_features]; linear.h describes the la
     int32_t gate;                  // if not 0, the result is gate(first half of the features) * second half; 1: SiLU, 2: GELU in
                                    // its tanh form, 4: swiglu_oai, 5: GELU; see kernels/gate.py
     int32_t has_table;             // only with 4 bits and no offsets: a weight is its scale times table[its 4 bits]
+    int32_t activation;            // if not 0, what each result goes through, without a gate; 1: SiLU, 2: GELU in its tanh form,
+                                   // 5: GELU, 6: ReLU; see kernels/gate.py
     int8_t table[16];              // above -128
 };
 

@@ -36,10 +36,10 @@ template <typename Format, int kRows>
 void compute_tile(
     const Call& call, const PanelLayout& layout, const Rows& rows, const Tile& tile, int64_t panel, const Fetch& fetch) {
     const Rows in_tile = rows_of(call, layout, rows, tile, units_per_row(call.weight));
-    VecF sums[kRows][2];
+    alignas(64) float sums[kRows * kPanel];
     Format::template multiply<kRows>(
         call, layout, in_tile, static_cast<const char*>(call.weight.packed) + panel * layout.panel_bytes, fetch, sums);
-    finish<kRows>(call, in_tile.scales, tile.first, panel, sums);
+    finish(call, in_tile.scales, tile.first, kRows, panel, sums);
 }
 
 template <typename Format, size_t... kIndex>

@@ -86,17 +86,27 @@ __attribute__((noinline)) void add_outliers(
 
 // -- formats: the products of one tile and one panel ------------------------------------------------------------------
 
+template <int kRows>
+inline void store_rows(const VecF (&from)[kRows][2], float* to) {
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; r++) {
+        store(to + r * kPanel, from[r][0]);
+        store(to + r * kPanel + kLanes, from[r][1]);
+    }
+}
+
+// `multiply` writes the sums of a tile's rows to `sums` [kRows][kPanel].
 template <typename T>
 struct Plain {
     template <int kRows>
     static void multiply(
-        const Call& call, const PanelLayout&, const Rows& tile, const char* panel, const Fetch& fetch,
-        VecF (&sums)[kRows][2]) {
+        const Call& call, const PanelLayout&, const Rows& tile, const char* panel, const Fetch& fetch, float* sums) {
         const uint32_t* x = tile.units;
         const uint32_t* w = reinterpret_cast<const uint32_t*>(panel);
         const int64_t num_units = call.weight.in_features / kElementsPerUnit<T>;
+        VecF in_registers[kRows][2];
 #pragma GCC unroll 12
-        for (int r = 0; r < kRows; r++) sums[r][0] = sums[r][1] = zero();
+        for (int r = 0; r < kRows; r++) in_registers[r][0] = in_registers[r][1] = zero();
 #pragma GCC unroll 2
         for (int64_t unit = 0; unit < num_units; unit++, w += kPanel, x += kRows) {
             const VecU w0 = load_units(w), w1 = load_units(w + kLanes);
@@ -104,10 +114,11 @@ struct Plain {
 #pragma GCC unroll 12
             for (int r = 0; r < kRows; r++) {
                 const VecU a = splat_unit(x[r]);
-                sums[r][0] = dot<T>(sums[r][0], a, w0);
-                sums[r][1] = dot<T>(sums[r][1], a, w1);
+                in_registers[r][0] = dot<T>(in_registers[r][0], a, w0);
+                in_registers[r][1] = dot<T>(in_registers[r][1], a, w1);
             }
         }
+        store_rows<kRows>(in_registers, sums);
     }
 };
 
@@ -161,7 +172,7 @@ inline void add_group(
 template <int kBits, Zero kZeroAt, int kRows>
 __attribute__((noinline)) void sum_only_group(
     const uint32_t* x, int32_t zero_point, const int32_t* group_sums, const char* panel, int64_t group_size, const int8_t* table,
-    const Fetch& fetch, VecF (&out)[kRows][2]) {
+    const Fetch& fetch, float* out) {
     VecI sums[kRows][2];
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; r++) sums[r][0] = sums[r][1] = splat_int(-zero_point * group_sums[r]);
@@ -169,79 +180,83 @@ __attribute__((noinline)) void sum_only_group(
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 2
-        for (int j = 0; j < 2; j++) out[r][j] = to_float(sums[r][j]);
+        for (int j = 0; j < 2; j++) store(out + r * kPanel + j * kLanes, to_float(sums[r][j]));
 }
 
 template <int kBits, Zero kZeroAt>
 struct Grouped {
     static constexpr bool kHasOffsets = kZeroAt == Zero::kOffset;
+    static constexpr int kZero = kHasOffsets ? 0 : kZeroAt == Zero::kTable ? kTableZero : 1 << (kBits - 1);
 
     template <int kRows>
     static void multiply(
-        const Call& call, const PanelLayout& layout, const Rows& tile, const char* const first_group, Fetch fetch,
-        VecF (&sums)[kRows][2]) {
-        constexpr int kZero = kHasOffsets ? 0 : kZeroAt == Zero::kTable ? kTableZero : 1 << (kBits - 1);
-        const int8_t* table = call.weight.table;
-        const bool is_one_group = layout.num_groups == 1 && !kHasOffsets;
-        const uint32_t* x = tile.units;
-        const int32_t* group_sums = tile.group_sums;
-        const char* panel = first_group;
+        const Call& call, const PanelLayout& layout, const Rows& tile, const char* panel, const Fetch& fetch, float* sums) {
         bool has_outliers = false;
 #pragma GCC unroll 12
         for (int r = 0; r < kRows; r++) has_outliers |= tile.num_outliers[r] > 0;
-        const int64_t group_size = call.weight.group_size;
-#pragma GCC unroll 12
-        for (int r = 0; r < kRows; r++) sums[r][0] = sums[r][1] = zero();
-        for (int64_t group = 0; group < layout.num_groups; group++, group_sums += kRows) {
-            VecF products[kRows][2];
-            if (layout.num_groups == 1) {
-                sum_only_group<kBits, kZeroAt, kRows>(x, kZero, group_sums, panel, group_size, table, fetch, products);
-                if (is_one_group && has_outliers)
-                    add_outliers<kBits, kZeroAt, true>(layout, tile, kRows, panel, table, reinterpret_cast<float*>(products));
-            } else {
-                VecI in_group[kRows][2];
-#pragma GCC unroll 12
-                for (int r = 0; r < kRows; r++) in_group[r][0] = in_group[r][1] = splat_int(-kZero * group_sums[r]);
-                add_group<kBits, kZeroAt, kRows>(x, panel, group_size, table, fetch, in_group);
-#pragma GCC unroll 12
-                for (int r = 0; r < kRows; r++)
-#pragma GCC unroll 2
-                    for (int j = 0; j < 2; j++) products[r][j] = to_float(in_group[r][j]);
+        if (layout.num_groups == 1)
+            multiply_only_group<kRows>(call, layout, tile, panel, fetch, has_outliers, sums);
+        else
+            multiply_groups<kRows>(call, layout, tile, panel, fetch, sums);
+        if (has_outliers && (kHasOffsets || layout.num_groups > 1))
+            add_outliers<kBits, kZeroAt, false>(layout, tile, kRows, panel, call.weight.table, sums);
+    }
+
+    template <int kRows>
+    static void multiply_only_group(
+        const Call& call, const PanelLayout& layout, const Rows& tile, const char* panel, const Fetch& fetch, bool has_outliers,
+        float* sums) {
+        const int8_t* table = call.weight.table;
+        sum_only_group<kBits, kZeroAt, kRows>(
+            tile.units, kZero, tile.group_sums, panel, call.weight.group_size, table, fetch, sums);
+        if (has_outliers && !kHasOffsets) add_outliers<kBits, kZeroAt, true>(layout, tile, kRows, panel, table, sums);
+        const char* scales = panel + layout.weight_bytes;
+        for (int j = 0; j < kPanel; j += kLanes) {
+            const VecF scale = load_scale(layout, scales, j);
+            for (int r = 0; r < kRows; r++) {
+                VecF sum = mul(load(sums + r * kPanel + j), scale);
+                if constexpr (kHasOffsets)
+                    sum = fma(splat(-static_cast<float>(tile.group_sums[r])), load_scale(layout, scales, kPanel + j), sum);
+                store(sums + r * kPanel + j, sum);
             }
+        }
+    }
+
+    template <int kRows>
+    static void multiply_groups(
+        const Call& call, const PanelLayout& layout, const Rows& tile, const char* panel, Fetch fetch, float* sums) {
+        const int64_t group_size = call.weight.group_size;
+        const int8_t* table = call.weight.table;
+        const uint32_t* x = tile.units;
+        const int32_t* group_sums = tile.group_sums;
+        VecF in_registers[kRows][2];
+#pragma GCC unroll 12
+        for (int r = 0; r < kRows; r++) in_registers[r][0] = in_registers[r][1] = zero();
+        for (int64_t group = 0; group < layout.num_groups; group++, group_sums += kRows) {
+            VecI in_group[kRows][2];
+#pragma GCC unroll 12
+            for (int r = 0; r < kRows; r++) in_group[r][0] = in_group[r][1] = splat_int(-kZero * group_sums[r]);
+            add_group<kBits, kZeroAt, kRows>(x, panel, group_size, table, fetch, in_group);
             x += group_size / 4 * kRows;
             fetch.at += layout.group_bytes * fetch.step / static_cast<int64_t>(kPanel * sizeof(uint32_t));
             const char* scales = panel + layout.weight_bytes;
             const VecF s0 = load_scale(layout, scales, 0), s1 = load_scale(layout, scales, kLanes);
 #pragma GCC unroll 12
             for (int r = 0; r < kRows; r++) {
-                sums[r][0] = fma(products[r][0], s0, sums[r][0]);
-                sums[r][1] = fma(products[r][1], s1, sums[r][1]);
+                in_registers[r][0] = fma(to_float(in_group[r][0]), s0, in_registers[r][0]);
+                in_registers[r][1] = fma(to_float(in_group[r][1]), s1, in_registers[r][1]);
             }
             if constexpr (kHasOffsets) {
                 const VecF o0 = load_scale(layout, scales, kPanel), o1 = load_scale(layout, scales, kPanel + kLanes);
 #pragma GCC unroll 12
                 for (int r = 0; r < kRows; r++) {
                     const VecF weight = splat(-static_cast<float>(group_sums[r]));
-                    sums[r][0] = fma(weight, o0, sums[r][0]);
-                    sums[r][1] = fma(weight, o1, sums[r][1]);
+                    in_registers[r][0] = fma(weight, o0, in_registers[r][0]);
+                    in_registers[r][1] = fma(weight, o1, in_registers[r][1]);
                 }
             }
             panel += layout.group_bytes;
         }
-        if (!is_one_group && has_outliers) {
-            VecF in_memory[kRows][2];  // no pointer to `sums` exists, so they can be registers
-#pragma GCC unroll 12
-            for (int r = 0; r < kRows; r++) {
-                in_memory[r][0] = sums[r][0];
-                in_memory[r][1] = sums[r][1];
-            }
-            add_outliers<kBits, kZeroAt, false>(
-                layout, tile, kRows, first_group, table, reinterpret_cast<float*>(in_memory));
-#pragma GCC unroll 12
-            for (int r = 0; r < kRows; r++) {
-                sums[r][0] = in_memory[r][0];
-                sums[r][1] = in_memory[r][1];
-            }
-        }
+        store_rows<kRows>(in_registers, sums);
     }
 };

@@ -264,10 +264,7 @@ void multiply_by_tiles(
             const Rows in_block = rows_of(call, layout, rows, block, row_units);
             shapes.set(block.count);
             multiply({call, layout, in_block, block.count, at, weights}, {ahead + i * num_steps * fetch_bytes, fetch_bytes}, sums);
-            for (int64_t row = 0; row < block.count; row++) {
-                VecF of_row[1][2] = {{load(sums.of[row]), load(sums.of[row] + kLanes)}};
-                finish<1>(call, in_block.scales + row, block.first + row, panel, of_row);
-            }
+            finish(call, in_block.scales, block.first, block.count, panel, sums.of[0]);
         }
     }
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -77,6 +79,16 @@ def test_the_metadata_of_a_group_is_that_of_its_kind_and_keeps_none_of_the_input
     inputs.block_table.fill(1)
     assert list(metadata.pieces()) == before
     assert backend.scratch_bytes(keys, per_head=2, num_threads=3) == 0
+
+
+def test_a_rotation_without_angles_leaves_heads_as_they_are_but_not_their_norm() -> None:
+    ops = TorchLayerOps()
+    heads = torch.randn(3, 2, 4)
+    nothing = Rotation(torch.ones(3, 4), torch.zeros(3, 4), ops, changes_nothing=True)
+    assert nothing.apply(heads, None) is heads
+    norm = SimpleNamespace(weight=torch.full((2, 4), 2.0), eps=1e-6)
+    truth = heads / (heads.square().mean(-1, keepdim=True) + 1e-6).sqrt() * 2
+    assert torch.allclose(nothing.apply(heads, norm), truth, atol=1e-5)
 
 
 def test_what_a_step_keeps_of_its_rotation() -> None:

@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.config.architecture import GELU_TANH, SILU
+from inflight.config.architecture import GELU, GELU_TANH, RELU, SILU
 from inflight.kernels.cpu.huge_pages import HugePages
 from inflight.kernels.cpu.library import open_kernels
 from inflight.kernels.cpu.linear import PackedLinear
 from inflight.kernels.cpu.packing import pack_float, pack_integers, quantize_rows
-from inflight.kernels.gate import MLP_GATES
+from inflight.kernels.encoder_ops import end_with_activation
+from inflight.kernels.gate import ACTIVATIONS, MLP_GATES
 from inflight.kernels.quantized_weight import QuantizedWeight
 from tests.support.instruction_sets import INSTRUCTION_SETS_HERE
 from tests.support.kernel_reference import multiply_gate
@@ -396,3 +397,38 @@ def test_the_gate_alone(
         broken = x.clone()
         broken[0, column] = torch.nan
         assert gate(broken, torch.float32)[0, 0].isnan()
+
+
+@fixed
+@hypothesis.given(
+    name=NAMES,
+    out_dtype=DTYPES,
+    rows=ROWS,
+    out_features=st.integers(1, 90),
+    bits=st.sampled_from([8, 16, 32]),
+    activation=st.sampled_from([SILU, GELU_TANH, GELU, RELU]),
+    seed=SEEDS,
+)
+def test_a_product_ends_with_an_activation(
+    name: str, out_dtype: torch.dtype, rows: int, out_features: int, bits: int, activation: str, seed: int
+) -> None:
+    """It is computed before the results are rounded to their dtype."""
+    dtype = torch.bfloat16 if bits == 16 else torch.float32
+    x, weight, bias = (
+        draw(seed, rows, 64).to(dtype),
+        draw(seed + 1, out_features, 64).to(dtype),
+        draw(seed + 2, out_features),
+    )
+    if bits == 8:
+        layer = packed(name, quantize_rows(open_kernels(name), [weight], bits=8, group_size=64), bias)
+    else:
+        layer = pack_float(open_kernels(name), HugePages(), [weight], bias.to(dtype), gate=None)
+    before = layer(x, torch.float32).double()
+    assert end_with_activation(layer, activation)
+    truth = ACTIVATIONS[activation](before)
+    limit = {torch.float32: 3e-7, torch.bfloat16: 2**-8}[out_dtype]
+    assert ((layer(x, out_dtype).double() - truth).abs() <= limit * before.abs() + 1e-30).all()
+
+
+def test_a_product_by_torch_ends_without_the_activation() -> None:
+    assert not end_with_activation(torch.nn.functional.linear, GELU)
