@@ -59,6 +59,11 @@ _NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "leading_dense_block_count": (0,),
 }
 ROPE_FACTORS = f"{ROPE_FREQUENCIES}.weight"
+# Architectures of files that are not read -> why, and what works instead
+_NOT_READ = {
+    "gemma-embedding": "of EmbeddingGemma only the model's folder is supported, such as google/embeddinggemma-300m: many GGUF "
+    "files lack the two dense layers behind its pooling, and without them the vectors are wrong"
+}
 _LONG_FACTORS = ("rope_factors_long", "rope_factors_short")
 FACTORS = (ROPE_FACTORS, *(f"{name}.weight" for name in _LONG_FACTORS))
 # The rotary embedding of Llama 3.1 and later. A GGUF file does not contain these numbers. It contains one divisor for each
@@ -154,7 +159,8 @@ def gguf_family(file: GgufFile) -> Family:
     called_so = [family for family in _FAMILIES if family.gguf_name == architecture]
     if not called_so:
         names = dict.fromkeys(str(family.gguf_name) for family in _FAMILIES)
-        raise file.refusal(f"general.architecture={architecture!r} is not supported; supported are {', '.join(names)}")
+        reason = _NOT_READ.get(str(architecture), f"supported are {', '.join(names)}")
+        raise file.refusal(f"general.architecture={architecture!r} is not supported; {reason}")
     num_experts = file.metadata.get(f"{architecture}.expert_count", 0)
     has_experts = isinstance(num_experts, int) and num_experts > 0
     gating = file.metadata.get(f"{architecture}.expert_gating_func")

@@ -258,10 +258,11 @@ def test_reward_models(base: tuple[Path, PreTrainedModel], tmp_path: Path, kind:
     if kind == "Reward":
         return
     tag = prompts()[6][-1]
-    with engine(tmp_path, pooler_config={"pooling_type": "STEP", "step_tag_id": tag}, max_num_batched_tokens=16) as llm:
-        for output, prompt in zip(llm.encode(prompts(), use_tqdm=False), prompts(), strict=True):
-            expected = scores(prompt).softmax(-1)[torch.tensor(prompt) == tag]
-            np.testing.assert_allclose(output.outputs.data, expected.numpy(), rtol=1e-4, atol=2e-5)
+    for arguments in ({}, {"max_num_batched_tokens": 16}, {"tensor_parallel_size": 2}):
+        with engine(tmp_path, pooler_config={"pooling_type": "STEP", "step_tag_id": tag}, **arguments) as llm:
+            for output, prompt in zip(llm.encode(prompts(), use_tqdm=False), prompts(), strict=True):
+                expected = scores(prompt).softmax(-1)[torch.tensor(prompt) == tag]
+                np.testing.assert_allclose(output.outputs.data, expected.numpy(), rtol=1e-4, atol=2e-5)
 
 
 @pytest.fixture(scope="module")

@@ -90,6 +90,7 @@ def test_a_field(tmp_path: Path, metadata: dict[str, Any], field: str, value: ob
     [
         ({"general.architecture": "mamba"}, ["general.architecture='mamba'", "llama, qwen2, qwen3"]),
         ({"general.architecture": None}, ["general.architecture=None"]),
+        ({"general.architecture": "gemma-embedding"}, ["only the model's folder", "google/embeddinggemma-300m"]),
         ({"general.type": "adapter"}, ["is not a whole model: its general.type is 'adapter'"]),
         ({"general.type": "mmproj", "general.architecture": "clip"}, ["its general.type is 'mmproj'"]),
         ({"llama.expert_count": Number("I", 8)}, ["num_experts_per_tok is missing"]),
