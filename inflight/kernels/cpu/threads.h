@@ -1,10 +1,9 @@
 // How a kernel divides its work among the threads of the caller's pool.
 #pragma once
 
-#include <algorithm>
-#include <atomic>
 #include <cstdint>
 
+#include "parts.h"
 #include "team.h"
 
 // The threads of the caller's pool, itself included.
@@ -17,20 +16,12 @@ void with_team(const TeamTask& work);
 // `Team::lead`. Inside a task it computes on the calling thread alone.
 void parallel(bool is_shared, const TeamTask& task);
 
-// Calls body(first, end) for ranges that together are [0, count). Ranges become shorter toward the end, so that threads end
-// together. No range has more than `most` numbers.
+// Calls body(first, end) for ranges that together are [0, count). Each thread goes through a part of the numbers from first to
+// last, and then takes from others' parts: see parts.h. No range has more than `most` numbers.
 template <typename Body>
 void share(int64_t count, bool is_shared, int64_t most, const Body& body) {
-    std::atomic<int64_t> next{0};
-    const int64_t num_parts = is_shared ? 2 * max_threads() : 1;
-    parallel(is_shared, [&] {
-        for (int64_t first = next.load(std::memory_order_relaxed); first < count;) {
-            const int64_t end = first + std::max<int64_t>(1, std::min(most, (count - first) / num_parts));
-            if (!next.compare_exchange_weak(first, end, std::memory_order_relaxed)) continue;
-            body(first, end);
-            first = next.load(std::memory_order_relaxed);
-        }
-    });
+    Parts parts(count, is_shared ? max_threads() : 1);
+    parallel(is_shared, [&] { parts.take(most, body); });
 }
 
 // Calls body(i) for each i in [0, count), which all take equally long. There is one range for each thread: neighbours may write to

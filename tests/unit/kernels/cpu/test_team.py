@@ -1,4 +1,4 @@
-"""team.h under sanitizers: more threads than cores, tasks without pauses, and helpers that sleep between tasks."""
+"""team.h and parts.h under sanitizers: more threads than cores, tasks without pauses, and helpers that sleep between tasks."""
 
 from __future__ import annotations
 
