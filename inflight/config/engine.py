@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inflight.config.architecture import ModelArchitecture
+from inflight.config.eplb import EplbConfig
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.config.kv_events import KVEventsConfig
 from inflight.config.kv_transfer import KVTransferConfig
@@ -145,6 +146,7 @@ class ParallelConfig:
     is its address, `terms` is what must be the same on both machines, as name -> value, and `headless` is a random name of
     the process that runs the replicas there.
     `all2all_backend`: how ranks exchange tokens, if each has whole experts; None: each has a part of every expert.
+    `eplb`: how busy experts get copies on other ranks; None: they get none.
     `is_in_lockstep`: the ranks of all replicas divide the experts, so all replicas run the same steps (engine/lockstep/).
     By `lockstep_secret`, a random text, they find each other.
     `routes_by_prefix`: requests go to replicas that have cached their prompt, unless these have too much to do.
@@ -165,6 +167,7 @@ class ParallelConfig:
     headless: str = ""
     routes_by_prefix: bool = False
     all2all_backend: str | None = None
+    eplb: EplbConfig | None = None
     is_in_lockstep: bool = False
     lockstep_secret: str = field(default="", repr=False)
 

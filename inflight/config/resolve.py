@@ -24,6 +24,7 @@ from inflight.config.engine import (
     SchedulerConfig,
 )
 from inflight.config.engine_args import EngineArgs
+from inflight.config.eplb import resolve_eplb
 from inflight.config.expert_parallel import choose_all2all_backend, for_ranks, is_in_lockstep
 from inflight.config.fault_tolerance import resolve_fault_tolerance
 from inflight.config.kv_events import resolve_kv_events
@@ -384,6 +385,7 @@ def _resolve_parallel(args: EngineArgs, architecture: ModelArchitecture) -> Para
         served=tuple(args.served_replicas),
         routes_by_prefix=args.routes_by_prefix,
         all2all_backend=choose_all2all_backend(args),
+        eplb=resolve_eplb(args, architecture),
         is_in_lockstep=keeps_step,
     )
 

@@ -22,9 +22,11 @@ from torch import Tensor
 
 from inflight.config.engine import EngineConfig
 from inflight.config.expert_parallel import SHARED_MEMORY, ExpertRoom, expert_room, experts_of
+from inflight.config.experts import MoeSpec
 from inflight.distributed.collectives import Collectives
 from inflight.distributed.shared_collectives import Offer, SharedCollectives, make_memory, open_memory
 from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.kernels.cpu.experts import CpuExperts
 from inflight.kernels.cpu.functions import ExpertExchange
 from inflight.kernels.expert_choice import add_results, write_results
 
@@ -43,6 +45,7 @@ class ExpertParallelGroup:
     Args:
         tp: the tensor-parallel group of this rank's stage. Its ranks all have the same rows.
         room: the largest sizes of the layers of the model.
+        num_places: places for copies of experts in each layer, of all ranks together.
         num_replicas, replica: the experts are divided among the ranks of so many replicas, and this rank is in `replica`.
         shares_memory: False: the backend is "allgather_reducescatter".
     """
@@ -54,23 +57,35 @@ class ExpertParallelGroup:
         *,
         num_replicas: int = 1,
         replica: int = 0,
+        num_places: int = 0,
         shares_memory: bool = True,
     ) -> None:
         self.size, self.rank, self.tp = num_replicas * tp.size, replica * tp.size + tp.rank, tp
         self.rows: SharedRows | None = None  # None: rows are exchanged by collectives
         self._room, self._shares_memory = room, shares_memory
+        self.num_places = num_places
         self._num_replicas, self._replica = num_replicas, replica
         self.collectives: Collectives | None = None
 
     def seen_by(self, rank: int, size: int) -> ExpertParallelGroup:
         """What a rank of a group of `size` ranks would hold. Such a group is never connected."""
-        other = ExpertParallelGroup(self.tp, self._room, shares_memory=False)
+        other = ExpertParallelGroup(self.tp, self._room, num_places=self.num_places, shares_memory=False)
         other.rank, other.size = rank, size
         return other
 
     def local_experts(self, num_experts: int) -> range:
         """The experts that this rank has."""
         return experts_of(num_experts, self.rank, self.size)
+
+    @property
+    def num_own_places(self) -> int:
+        """Places for copies of experts in each layer, on this rank."""
+        return len(experts_of(self.num_places, self.rank, self.size)) if self.size > 1 else 0
+
+    @property
+    def is_together(self) -> bool:
+        """Whether the ranks of several replicas compute together now."""
+        return self._num_replicas > 1
 
     def connect(self, collectives: Collectives | None) -> None:
         """Use `collectives` from now on; with one replica these are the ones of `tp`. All ranks must call this, while no
@@ -149,7 +164,15 @@ def join_experts(config: EngineConfig, tp: TensorParallelGroup) -> ExpertParalle
 
 @runtime_checkable
 class DividesExperts(Protocol):
-    """A layer that computes experts together with other ranks."""
+    """A layer that computes experts together with other ranks.
+
+    Attributes:
+        kernel: what computes the experts of this rank; None: not the C++ kernels.
+    """
+
+    ep: ExpertParallelGroup | None
+    kernel: CpuExperts | None
+    spec: MoeSpec
 
     def compute_for_others(self) -> None:
         """In a step in which only other replicas have rows: compute this rank's experts for them."""
@@ -162,6 +185,8 @@ class SharedRows:
     """
 
     def __init__(self, collectives: SharedCollectives, memory: mmap.mmap, room: ExpertRoom, num_replicas: int) -> None:
+        num_words = num_replicas + collectives.size  # numbers of rows, and what ranks are ready for
+        assert 8 * num_words <= _HEADER_BYTES, f"{collectives.size} ranks"
         self.run = collectives.run
         self._memory = (ctypes.c_char * len(memory)).from_buffer(memory)
         places = _Places(room, num_replicas)

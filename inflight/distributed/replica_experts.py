@@ -28,7 +28,7 @@ from inflight.distributed.shared_collectives import (
     open_memory,
     share_memory,
 )
-from inflight.distributed.socket_channel import SocketMesh
+from inflight.distributed.socket_channel import SocketChannel, SocketMesh
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.kernels.cpu.library import load_kernels
 from inflight.sockets import listen
@@ -48,10 +48,20 @@ class ReplicaExperts(ExpertParallelGroup):
     next `connect`; any thread may call it."""
 
     def __init__(
-        self, tp: TensorParallelGroup, room: ExpertRoom, *, num_replicas: int, replica: int, shares_memory: bool
+        self,
+        tp: TensorParallelGroup,
+        room: ExpertRoom,
+        *,
+        num_replicas: int,
+        replica: int,
+        num_places: int = 0,
+        shares_memory: bool,
     ) -> None:
-        super().__init__(tp, room, num_replicas=num_replicas, replica=replica, shares_memory=shares_memory)
+        super().__init__(
+            *(tp, room), num_replicas=num_replicas, replica=replica, num_places=num_places, shares_memory=shares_memory
+        )
         self._place = (num_replicas, replica)
+        self.channels: dict[int, SocketChannel] = {}  # to the other ranks, for copies of experts
         self._alone: tuple[SharedRows | None, Collectives | None] = (None, None)
         self._lock = threading.Lock()  # for the next three
         self._opened: list[_Closable] = []
@@ -97,6 +107,9 @@ class ReplicaExperts(ExpertParallelGroup):
         exchange = self._own(Exchange(self.size, self.rank, connections, timeout_seconds))
         shared = share_memory(exchange, load_kernels())
         collectives = self._own(ChannelCollectives(exchange) if shared is None else shared)
+        if self.num_places:
+            peers = (peer for peer in range(self.size) if peer != self.rank)
+            self.channels = {peer: self._own(mesh.channel(peer, "copies of experts")) for peer in peers}
         self._take_place(*self._place)
         self._use(collectives)
 

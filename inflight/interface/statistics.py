@@ -9,6 +9,7 @@ from itertools import zip_longest
 from operator import add, sub
 from typing import Literal, get_args
 
+from inflight.interface.expert_counts import ExpertCounts
 from inflight.interface.images import EncoderCounts
 
 
@@ -129,6 +130,7 @@ class SchedulerStats:
         shares_cores: whether compute threads had to wait for their cores in the last steps.
         transfers: what the transfers of KV blocks have done since the last report. None if there are none.
         encoder: what the vision tower has done since the last report. None if the model has none.
+        experts: how evenly the ranks of all replicas have computed experts since the last such report. None: not known now.
     """
 
     step_id: int
@@ -145,6 +147,7 @@ class SchedulerStats:
     shares_cores: bool = False
     transfers: TransferCounts | None = None
     encoder: EncoderCounts | None = None
+    experts: ExpertCounts | None = None
     engine: int = 0
 
 

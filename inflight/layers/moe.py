@@ -110,6 +110,9 @@ class FusedMoE(Loadable):
         self.groups = nn.ModuleList(
             ExpertGroup({index: Expert(hidden_size, spec.size, spec, of_expert) for index in group}) for group in groups
         )
+        # Without weights in the checkpoint: so their memory is known before it is taken (kernels/cpu/expert_balance.py).
+        num_places = 0 if self.ep is None else self.ep.num_own_places
+        self.places = nn.ModuleList(Expert(hidden_size, spec.size, spec, of_expert) for _ in range(num_places))
         self.shared_expert = Expert(hidden_size, spec.shared_size, spec, context) if spec.shared_size else None
         self.spec, self.dtype, self.tp, self.ops = spec, context.dtype, context.tp, context.ops
         # Parts of the shared expert that have a choice of their own, and which of them is here.
@@ -128,6 +131,7 @@ class FusedMoE(Loadable):
             yield from self.shared_expert.weight_slots(f"{prefix}.shared_expert")
 
     def finish_loading(self) -> None:
+        del self.places
         self.router.finish_loading()
         loaded = ((int(name), expert) for group in self.groups for name, expert in group.named_children())
         self.experts = {index: expert for index, expert in loaded if isinstance(expert, Expert)}

@@ -127,6 +127,14 @@ _ENGINE_INSTRUMENTS = (
         *("block_size", "num_gpu_blocks"),
         in_vllm=True,
     ),
+    # experts of several replicas
+    _gauge(
+        "expert_balance",
+        "Mean work of a rank in layers with experts, divided by the work of the busiest rank of each step; 1 is best, and 0 "
+        "means that it is not known.",
+    ),
+    _counter("expert_rebalances", "How often busy experts got other copies, or did not get them in time.", "result"),
+    _counter("expert_copies", "Copies of experts that were brought to other ranks and used, of all layers."),
     # images
     _counter(
         "encoder_cache_queries",

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+from inflight.interface.expert_counts import ExpertCounts
 from inflight.interface.image_prompts import ImageTotals
 from inflight.interface.statistics import FAULT_CAUSES, FaultStatus, SchedulerStats, TransferCounts
 from inflight.metrics.exposition import CountingHistogram, Exposition
@@ -84,8 +85,17 @@ class ServingMetrics(EngineObserver):
             self._inc("encoder_slices", encoder.num_slices, engine=engine)
             self._inc("encoder_seconds", encoder.seconds, engine=engine)
             self._set("encoder_cache_usage_perc", encoder.usage, engine=engine)
+        if stats.experts is not None:
+            self._count_experts(stats.experts, engine)
         if stats.hidden_share is not None:
             self._set("hidden_share", stats.hidden_share, engine=engine)
+
+    def _count_experts(self, counts: ExpertCounts, engine: int) -> None:
+        if counts.balance is not None:
+            self._set("expert_balance", counts.balance, engine=engine)
+        self._inc("expert_rebalances", counts.num_rebalances, "done", engine=engine)
+        self._inc("expert_rebalances", counts.num_given_up, "given_up", engine=engine)
+        self._inc("expert_copies", counts.num_copies, engine=engine)
 
     def _count_transfers(self, counts: TransferCounts, engine: int) -> None:
         self._inc("external_prefix_cache_queries", counts.num_queried_tokens, engine=engine)

@@ -4,7 +4,7 @@ The ranks of all replicas run the same steps. In a step without rows this rank c
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from inflight.config.expert_parallel import SHARED_MEMORY, expert_room
 from inflight.distributed.expert_parallel import DividesExperts
@@ -12,6 +12,7 @@ from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.replica_experts import ReplicaExperts
 from inflight.errors import PeerError
 from inflight.interface.step import GrammarOutput, SchedulerOutput
+from inflight.worker.expert_balance.balancer import ExpertBalancer
 from inflight.worker.model_input import DrawnStep, ForwardOutput, ModelInput
 from inflight.worker.model_runner import ModelRunner
 from inflight.worker.runner import AnyRunner
@@ -27,6 +28,7 @@ class ExpertWorker(Worker):
             expert_room(self._config.model.architecture, self._tp.size),
             num_replicas=len(parallel.replicas),
             replica=parallel.replica_index,
+            num_places=0 if parallel.eplb is None else parallel.eplb.num_redundant_experts or 0,
             shares_memory=parallel.all2all_backend == SHARED_MEMORY,
         )
         self._experts.connect(self._tp.collectives)
@@ -44,6 +46,18 @@ class ExpertWorker(Worker):
         self._experts.meet(
             token, [(host, port) for host, port in addresses], self._config.execute_model_timeout_seconds
         )
+        self._balancer.begin(self._experts.channels)
+
+    def take_expert_counts(self) -> tuple[int, ...] | None:
+        """The fields of `ExpertBalancer.take_counts`. Called beside the steps."""
+        counts = self._balancer.take_counts()
+        return None if counts is None else astuple(counts)
+
+    @property
+    def _balancer(self) -> ExpertBalancer:
+        runner = self.runner
+        assert isinstance(runner, ExpertRunner)
+        return runner.balancer
 
     def execute_dummy_batch(self) -> None:
         """It is no step of the other replicas, so this rank computes it alone."""
@@ -51,7 +65,7 @@ class ExpertWorker(Worker):
             super().execute_dummy_batch()
 
     def is_waiting(self) -> bool:
-        return super().is_waiting() or self._experts.is_waiting
+        return super().is_waiting() or self._experts.is_waiting or self._balancer.is_waiting
 
     def leave_groups(self, reason: str) -> None:
         super().leave_groups(reason)
@@ -60,6 +74,8 @@ class ExpertWorker(Worker):
     def shutdown(self) -> None:
         self._world.close("it was shut down")
         self._experts.leave()
+        if self._runner is not None:
+            self._balancer.end()
         super().shutdown()
 
 
@@ -82,6 +98,7 @@ class ExpertRunner(ModelRunner):
     def __init__(self, parts: RankParts) -> None:
         super().__init__(parts)
         self._mixtures = [each for each in parts.model.modules() if isinstance(each, DividesExperts)]
+        self.balancer = ExpertBalancer(self._mixtures, parts.config.parallel.eplb)
 
     def prepare_inputs(self, plan: SchedulerOutput) -> ModelInput | IdleInput:  # type: ignore[override]
         return super().prepare_inputs(plan) if len(plan.slots) else IdleInput(plan)
@@ -90,6 +107,7 @@ class ExpertRunner(ModelRunner):
         self, model_input: ModelInput | IdleInput, intermediate: IntermediateTensors | None = None
     ) -> ForwardOutput | IntermediateTensors | None:
         try:
+            self.balancer.before_step()
             if not isinstance(model_input, IdleInput):
                 return super().execute_model(model_input, intermediate)
             with self._timeline.span(model_input.plan.step_id, "forward"):

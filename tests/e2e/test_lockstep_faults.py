@@ -20,6 +20,7 @@ from tests.support.waits import wait_until
 NUM_REQUESTS = 24
 OPTIONS = ("--skip-tokenizer-init", "--dtype", "float32", "--kv-cache-memory-bytes", str(1 << 22))
 LOCKSTEP = ("-dp", "2", "--enable-expert-parallel")
+COPIES = ("--enable-eplb", "--eplb-config", '{"step_interval": 8, "window_size": 8}')
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,12 @@ def num_running(server: ServeProcess) -> list[float]:
     return [float(line.split()[-1]) for line in lines if line.startswith("inflight:num_requests_running")]
 
 
+def num_copies(server: ServeProcess) -> float:
+    """Copies of experts that were used, in the metrics of the replica with the most."""
+    lines = server.request("GET", "/metrics")[1].splitlines()
+    return max(float(line.split()[-1]) for line in lines if line.startswith("inflight:expert_copies_total"))
+
+
 @pytest.fixture(scope="module")
 def truth(folder: Path) -> Iterator[list[list[int]]]:
     """The tokens of one engine that has all experts."""
@@ -58,7 +65,7 @@ def truth(folder: Path) -> Iterator[list[list[int]]]:
 @pytest.mark.parametrize(
     ("layout", "victim", "fault"),
     [
-        ((), "rank of engine 1", signal.SIGKILL),
+        (COPIES, "rank of engine 1", signal.SIGKILL),
         ((), "engine 0", signal.SIGKILL),
         ((), "rank of engine 0", signal.SIGSTOP),
         pytest.param((), "engine 1", signal.SIGSTOP, marks=pytest.mark.full),
@@ -71,6 +78,8 @@ def test_after_a_fault_in_one_replica_all_requests_go_on(
     with serving(str(folder), *OPTIONS, *LOCKSTEP, *layout) as server, ThreadPoolExecutor(NUM_REQUESTS) as threads:
         running = [threads.submit(tokens_of, server, index) for index in range(NUM_REQUESTS)]
         wait_until(lambda: min(num_running(server)) > 2)
+        if layout == COPIES:
+            wait_until(lambda: num_copies(server) > 0)
         os.kill(victim_of(server, victim), fault)
         assert [each.result() for each in running] == truth
         log = server.text_of_log()
@@ -111,6 +120,7 @@ def victim_of(server: ServeProcess, title: str) -> int:
     [
         (("--headless", "-dpr", "1", "-dpl", "1", "-dpa", "127.0.0.1"), "only 1 of them would"),
         (("-pp", "2"), "pipeline_parallel_size=2"),
+        ((*COPIES, "--all2all-backend", "allgather_reducescatter"), "all2all_backend='allgather_reducescatter'"),
     ],
 )
 def test_replicas_that_cannot_keep_step_end_with_code_2(folder: Path, options: tuple[str, ...], told: str) -> None:

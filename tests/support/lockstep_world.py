@@ -129,6 +129,11 @@ class LockstepExecutor(LateExecutor):
     def collective_rpc(self, method: str, args: Any = (), *more: Any, **named: Any) -> Any:
         if method == "listen_for_experts":
             return [(f"replica {self.world.index_of(self)}", len(self.recoveries))]
+        if method == "take_expert_counts":
+            assert named == {"non_block": True, "unique_reply_rank": 0, "beside": True}
+            counted = Future[Any]()
+            counted.set_result((len(self.world.engines), 60, 40, 1, 2, 0))
+            return counted
         if method != "join_experts":
             return super().collective_rpc(method, args, *more, **named)
         assert named["non_block"] and self.circle is None

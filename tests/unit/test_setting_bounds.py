@@ -13,6 +13,7 @@ import pytest
 
 import inflight.config
 from inflight.config.engine_args import EngineArgs
+from inflight.config.eplb import EplbConfig
 from inflight.config.fault_tolerance import FaultToleranceConfig
 from inflight.config.image_args import ImageArgs
 from inflight.config.kv_events import KVEventsConfig
@@ -77,6 +78,7 @@ BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
         "node_rank": (0, 65535),
         "master_port": (1, 65535),
     },
+    EplbConfig: {"window_size": (1, INT32), "step_interval": (1, INT32), "num_redundant_experts": (1, 65536)},
     FaultToleranceConfig: {
         "engine_recovery_timeout_sec": (0, 86400),
         "max_recoveries": (0, 65536),

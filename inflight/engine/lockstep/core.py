@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 from inflight.config.engine import EngineConfig
 from inflight.engine.core.engine_core import EngineCore
@@ -27,8 +28,10 @@ from inflight.engine.lockstep.group import LockstepGroup, Phase
 from inflight.engine.lockstep.links import LockstepLinks
 from inflight.errors import RankError, WorkerDiedError
 from inflight.executor.executor import Executor
+from inflight.interface.expert_counts import ExpertCounts
 from inflight.interface.kv_cache import KVCacheConfig
 from inflight.interface.request import EngineCoreOutput
+from inflight.interface.statistics import SchedulerStats
 from inflight.interface.step import SchedulerOutput
 from inflight.kv_cache.manager import KVCacheManager
 from inflight.scheduler.scheduler import Scheduler
@@ -37,6 +40,7 @@ from inflight.structured_output.manager import StructuredOutputManager
 logger = logging.getLogger(__name__)
 
 LISTEN_SECONDS = 60.0  # opening a socket takes no time, but the machine may be busy
+COUNT_SECONDS = 1.0  # between two questions to a rank about its experts
 
 
 class LockstepCore(EngineCore):
@@ -58,6 +62,8 @@ class LockstepCore(EngineCore):
         self._num_submitted = 0  # steps of this epoch of the group
         self._joining: Future[list[None]] | None = None
         self._waits_since: float | None = None  # since when requests have waited for other replicas
+        self._counting: Future[Sequence[int] | None] | None = None  # the last question to a rank about its experts
+        self._count_at = 0.0  # when the next question is asked, on the clock time.monotonic()
         try:
             self._meet()
         except BaseException:
@@ -85,6 +91,23 @@ class LockstepCore(EngineCore):
         if not outputs:
             self._links.wait(IDLE_SECONDS)
         return outputs
+
+    def take_stats(self) -> SchedulerStats:
+        return replace(super().take_stats(), experts=self._take_expert_counts())
+
+    def _take_expert_counts(self) -> ExpertCounts | None:
+        """What a rank has answered, if it has. Asks again from time to time."""
+        counts, asked = None, self._counting
+        if asked is not None and asked.done():
+            self._counting = None
+            if asked.exception() is None and (numbers := asked.result()) is not None:
+                counts = ExpertCounts(*numbers)
+        if self._counting is None and self._group.phase is Phase.RUNNING and time.monotonic() >= self._count_at:
+            self._count_at = time.monotonic() + COUNT_SECONDS
+            self._counting = self._executor.collective_rpc(
+                "take_expert_counts", non_block=True, unique_reply_rank=0, beside=True
+            )
+        return counts
 
     def close(self) -> None:
         self._group.say_goodbye()

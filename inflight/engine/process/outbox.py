@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from inflight.engine.core.step_clock import MAX_GAPS
 from inflight.interface.codec import Message
+from inflight.interface.expert_counts import sum_of_experts
 from inflight.interface.images import sum_of
 from inflight.interface.parts import join_results
 from inflight.interface.request import EngineCoreOutput, LogprobsColumns
@@ -149,6 +150,7 @@ def merge_stats(earlier: SchedulerStats, later: SchedulerStats) -> SchedulerStat
         hidden_share=earlier.hidden_share if later.hidden_share is None else later.hidden_share,
         transfers=earlier.transfers and later.transfers and earlier.transfers + later.transfers,
         encoder=sum_of(earlier.encoder, later.encoder),
+        experts=sum_of_experts(earlier.experts, later.experts),
     )
 
 

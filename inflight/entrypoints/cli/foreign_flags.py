@@ -125,8 +125,6 @@ REFUSED = {
         --enable-mixed-moe-lora-format --enable-moe-shared-loras --enable-tower-connector-lora""",
     "on several machines give --data-parallel-hybrid-lb or --headless": """
         --data-parallel-multi-port-external-lb --data-parallel-supervisor-port -dpm""",
-    "experts stay on the ranks that have loaded them, and are neither copied nor moved": """
-        --enable-eplb --eplb-config""",
     "layers with experts are not split over ranks in this way: use --enable-expert-parallel": """
         --enable-elastic-ep --elastic-ep-max-dp-size --enable-dbo --dbo-decode-token-threshold
         --dbo-prefill-token-threshold --ubatch-size --enable-return-routed-experts""",

@@ -15,6 +15,11 @@
 // the next meeting and written after it, and sums are read before the next second meeting and written after it.
 //
 // The shared expert is divided among the ranks of a replica as a dense MLP is. Each part has a place of its own behind the choices.
+//
+// With several replicas, several ranks may have an expert (`ExpertBalance`). experts.cpp divides its rows among them. Which ranks have
+// which experts may change between two steps. Before the first meeting each rank writes for which holders it is ready, and from then
+// on all read what all have written. If all are ready for the same ones, all use them in this call. So no two ranks ever
+// use different holders in one call, whenever each of them became ready.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -40,6 +45,9 @@ struct Round {
     }
 
     int64_t* counts() const { return reinterpret_cast<int64_t*>(exchange.memory); }
+    int64_t* ready() const { return counts() + exchange.num_replicas; }  // of each rank
+    int64_t num_ranks() const { return exchange.num_replicas * exchange.tp_size; }
+    int64_t rank() const { return exchange.replica * exchange.tp_size + exchange.tp_rank; }
     int64_t own_first() const { return exchange.replica * exchange.chunk_rows; }
     char* inputs() const { return exchange.memory + exchange.inputs_at; }
     char* choices() const { return exchange.memory + exchange.choices_at; }
@@ -55,6 +63,14 @@ struct Round {
             std::memcpy(inputs() + place * row_bytes, x + row * x_stride * element, row_bytes);
             std::memcpy(choices() + place * choices_bytes, from + row * choices_bytes, choices_bytes);
         });
+    }
+
+    // Which ranks have which experts in this call. Called after the first meeting.
+    ExpertHolders agree(ExpertBalance& balance) const {
+        const int64_t wanted = ready()[0];
+        balance.is_agreed = wanted != 0;
+        for (int64_t each = 1; each < num_ranks(); each++) balance.is_agreed &= ready()[each] == wanted;
+        return {balance.holders + (balance.is_agreed ? layer.num_routed * num_ranks() : 0), num_ranks(), rank()};
     }
 
     // Adds the results of the columns [first, first + count) of the rows of this rank's replica. `out`: [num_rows, hidden_size].
@@ -75,6 +91,7 @@ extern "C" int32_t inflight_exchange_experts(
     const Round round(*exchange, *layer);
     const bool is_alone = exchange->num_replicas == 1;
     std::vector<ExpertRows> parts;
+    ExpertHolders holders{nullptr, 1, 0};
     for (int64_t start = 0, most = num_rows; start < most || (start == 0 && !is_alone); start += exchange->chunk_rows) {
         const int64_t count = std::clamp<int64_t>(num_rows - start, 0, exchange->chunk_rows);
         const char* rows = static_cast<const char*>(x) + start * x_stride * round.element;
@@ -83,8 +100,10 @@ extern "C" int32_t inflight_exchange_experts(
         parts.assign(1, {0, count, true});
         if (!is_alone) {
             if (exchange->tp_rank == 0) round.counts()[exchange->replica] = num_rows;
+            if (layer->balance) round.ready()[round.rank()] = layer->balance->is_ready_for;
             round.give(rows, x_stride, chosen, count);
             if (const int32_t cause = meet(exchange->group)) return cause;
+            if (layer->balance) holders = round.agree(*layer->balance);
             rows = round.inputs();
             chosen = round.choices();
             stride = layer->hidden_size;
@@ -96,7 +115,7 @@ extern "C" int32_t inflight_exchange_experts(
                 parts.push_back({replica * exchange->chunk_rows, its_count, replica == exchange->replica});
             }
         }
-        multiply_experts(rows, stride, chosen, round.results(), parts, *layer);
+        multiply_experts(rows, stride, chosen, round.results(), parts, *layer, holders);
         if (const int32_t cause = meet(exchange->group)) return cause;
         char* const of_chunk = static_cast<char*>(out) + start * round.row_bytes;
         if (exchange->tp_size == 1) {

@@ -126,6 +126,74 @@ void choose(const ExpertRouter& router, const float* given, Choice* choices) {
         choices[router.top_k + part] = {static_cast<int32_t>(count + part), weight};
 }
 
+// -- which rank computes what -------------------------------------------------------------------------------------------
+
+// If several ranks have an expert, its pairs are divided among them in blocks: the experts with the most blocks first, and each block
+// goes to the rank that has the fewest. All ranks see the pairs of all rows, so all find the same. A block is as large as
+// the number of rows for which reading the weights takes about as long as the products: a smaller part would only read them twice.
+constexpr int64_t kBlock = 16;
+
+struct Shares {
+    std::vector<int64_t> first, end;  // of each routed expert: the pairs that this rank computes, in the order of the rows
+    std::vector<int64_t> counts;      // of each routed expert: its pairs
+
+    void count(const Choice* choices, const std::vector<ExpertRows>& parts, const Experts& layer) {
+        const int64_t per_row = layer.choices_per_row;
+        counts.assign(layer.num_routed, 0);
+        for (const ExpertRows& part : parts)
+            for (int64_t i = part.first * per_row; i < (part.first + part.num_rows) * per_row; i++)
+                if (choices[i].expert < layer.num_routed) counts[choices[i].expert]++;
+    }
+
+    // Counts the pairs, and divides them. Adds to what `balance` counts.
+    void divide(const ExpertHolders& holders, ExpertBalance& balance) {
+        const int64_t num_ranks = holders.num_ranks, num_experts = counts.size();
+        blocks.assign(num_ranks, 0);
+        first.assign(num_experts, 0);
+        end.assign(num_experts, 0);
+        shared.clear();
+        for (int64_t expert = 0; expert < num_experts; expert++) {
+            if (counts[expert] == 0) continue;
+            balance.pairs[expert] += counts[expert];
+            const uint8_t* const has = holders.of_expert + expert * num_ranks;
+            const int64_t only = std::find(has, has + num_ranks, 1) - has;
+            if (std::find(has + only + 1, has + num_ranks, 1) != has + num_ranks) {
+                shared.push_back(expert);
+                continue;
+            }
+            blocks[only] += num_blocks(expert);
+            if (only == holders.rank) end[expert] = counts[expert];
+        }
+        std::stable_sort(shared.begin(), shared.end(), [&](int64_t one, int64_t other) { return num_blocks(one) > num_blocks(other); });
+        for (const int64_t expert : shared) divide_one(expert, holders);
+        int64_t total = 0;
+        for (const int64_t of_rank : blocks) total += of_rank;
+        balance.num_blocks += total;
+        balance.busiest_blocks += *std::max_element(blocks.begin(), blocks.end());
+    }
+
+private:
+    std::vector<int64_t> blocks, given, shared;
+
+    int64_t num_blocks(int64_t expert) const { return (counts[expert] + kBlock - 1) / kBlock; }
+
+    void divide_one(int64_t expert, const ExpertHolders& holders) {
+        const uint8_t* const has = holders.of_expert + expert * holders.num_ranks;
+        given.assign(holders.num_ranks, 0);
+        for (int64_t block = num_blocks(expert); block > 0; block--) {
+            int64_t best = -1;
+            for (int64_t rank = 0; rank < holders.num_ranks; rank++)
+                if (has[rank] && (best < 0 || blocks[rank] < blocks[best])) best = rank;
+            blocks[best]++;
+            given[best]++;
+        }
+        int64_t start = 0;
+        for (int64_t rank = 0; rank < holders.rank; rank++) start += given[rank];
+        first[expert] = std::min(start * kBlock, counts[expert]);
+        end[expert] = std::min((start + given[holders.rank]) * kBlock, counts[expert]);
+    }
+};
+
 // -- the products -----------------------------------------------------------------------------------------------------
 
 struct Pairs {  // (row, expert), sorted by expert
@@ -133,15 +201,23 @@ struct Pairs {  // (row, expert), sorted by expert
     std::vector<int32_t> places;   // the row of each pair in the results
     std::vector<float> weights;    // the weight of each pair
     std::vector<int64_t> starts;   // the first pair of each expert, and at the end the number of pairs
+    std::vector<int64_t> passed;   // the pairs of each expert that `sort` has seen
 
-    // Only the pairs of experts that this rank has. The shared expert of a rank is only for the rows of its own replica.
-    void sort(const Choice* choices, const std::vector<ExpertRows>& parts, const Experts& layer) {
+    // Only the pairs that this rank computes: those of experts that it has or, with `shares`, its share of them. The shared expert of
+    // a rank is only for the rows of its own replica.
+    void sort(const Choice* choices, const std::vector<ExpertRows>& parts, const Experts& layer, const Shares* shares) {
         const int64_t per_row = layer.choices_per_row;
         const auto each_pair = [&](const auto& body) {
+            if (shares) passed.assign(layer.num_routed, 0);
             for (const ExpertRows& part : parts)
                 for (int64_t i = part.first * per_row; i < (part.first + part.num_rows) * per_row; i++) {
                     const int32_t expert = choices[i].expert;
-                    if (layer.gate_up[expert].packed && (part.is_own || expert < layer.num_routed)) body(i, expert);
+                    if (shares && expert < layer.num_routed) {
+                        const int64_t at = passed[expert]++;
+                        if (at >= shares->first[expert] && at < shares->end[expert]) body(i, expert);
+                    } else if (layer.gate_up[expert].packed && (part.is_own || expert < layer.num_routed)) {
+                        body(i, expert);
+                    }
                 }
         };
         starts.assign(layer.num_experts + 2, 0);  // at first, starts[expert + 2] counts the pairs of an expert
@@ -160,6 +236,7 @@ struct Pairs {  // (row, expert), sorted by expert
 };
 
 struct Memory {  // the calling thread keeps it from call to call
+    Shares shares;
     Pairs pairs;
     RowMemory rows;
     std::vector<char> inner;  // the results of gates, which are the inputs of the products with down
@@ -258,9 +335,15 @@ void add_results(const float* results, int64_t per_row, int64_t size, int64_t co
 }  // namespace
 
 void multiply_experts(
-    const void* x, int64_t x_stride, const void* choices, float* out, const std::vector<ExpertRows>& parts, const Experts& layer) {
+    const void* x, int64_t x_stride, const void* choices, float* out, const std::vector<ExpertRows>& parts, const Experts& layer,
+    const ExpertHolders& holders) {
     static thread_local Memory memory;  // all threads use that of the caller, because the products point to it
-    memory.pairs.sort(static_cast<const Choice*>(choices), parts, layer);
+    const Choice* const all = static_cast<const Choice*>(choices);
+    if (holders.of_expert) {
+        memory.shares.count(all, parts, layer);
+        memory.shares.divide(holders, *layer.balance);
+    }
+    memory.pairs.sort(all, parts, layer, holders.of_expert ? &memory.shares : nullptr);
     const std::vector<int64_t>& starts = memory.pairs.starts;
     for (int64_t first = 0; first < layer.num_experts;) {
         int64_t end = first + 1;
@@ -291,7 +374,7 @@ void inflight_choose_experts(
 
 void inflight_experts(
     const void* x, int64_t x_stride, const void* choices, float* out, int64_t num_rows, const Experts* layer) {
-    multiply_experts(x, x_stride, choices, out, {{0, num_rows, true}}, *layer);
+    multiply_experts(x, x_stride, choices, out, {{0, num_rows, true}}, *layer, {nullptr, 1, 0});
 }
 
 void inflight_add_experts(

@@ -11,9 +11,16 @@ struct ExpertRows {  // some rows, one behind the other
     bool is_own;  // of this rank's replica
 };
 
+struct ExpertHolders {  // which ranks have which experts, as in `ExpertBalance`
+    const uint8_t* of_expert;      // [routed experts, num_ranks]; null: this rank computes the experts that it has
+    int64_t num_ranks;
+    int64_t rank;
+};
+
 // As inflight_experts, for the rows in `parts` and the experts that this rank has. The others' places in `out` stay as they are.
 void multiply_experts(
-    const void* x, int64_t x_stride, const void* choices, float* out, const std::vector<ExpertRows>& parts, const Experts& layer);
+    const void* x, int64_t x_stride, const void* choices, float* out, const std::vector<ExpertRows>& parts, const Experts& layer,
+    const ExpertHolders& holders);
 
 // As inflight_add_experts, for one row, and for the columns [first, first + count) of it.
 void add_experts(

@@ -61,7 +61,8 @@ class CpuExperts:
             fits = vector is None or (vector.shape == (spec.num_experts,) and vector.is_contiguous())
             fits = fits and (vector is None or vector.dtype == torch.float32)
             require(fits, "a bias or scale of the router needs a float32 for each expert", vector)
-        self._kernels, self._kept = kernels, (gate_up, down, choice_bias, expert_scale)
+        self.kernels = kernels
+        self._products, self._kept = (gate_up, down), (choice_bias, expert_scale)
         self._gate_up, self._down = (
             (LinearWeight * num_experts)(*(each.weight if each else _without_weight(like) for each in weights))
             for weights, like in zip((gate_up, down), held[0], strict=True)
@@ -86,6 +87,7 @@ class CpuExperts:
         self.layer = Experts(
             ctypes.addressof(self._gate_up),
             ctypes.addressof(self._down),
+            None,
             num_experts,
             spec.num_experts,
             self._num_choices,
@@ -99,12 +101,26 @@ class CpuExperts:
     def supports(spec: MoeSpec) -> bool:
         return experts_problem(spec.num_experts, spec.router.top_k) is None
 
+    def product_of(self, expert: int) -> tuple[PackedLinear, PackedLinear] | None:
+        """The products with gate and up, and with down, of an expert that this rank had from the start; None: it had not."""
+        gate_up, down = (products[expert] for products in self._products)
+        return None if gate_up is None or down is None else (gate_up, down)
+
+    def hold(self, expert: int, gate_up: LinearWeight, down: LinearWeight) -> None:
+        """This rank has an expert from now on. The caller keeps its weights."""
+        self._gate_up[expert], self._down[expert] = gate_up, down
+
+    def let_go(self, expert: int) -> None:
+        """This rank does not have the expert any more."""
+        for weights in (self._gate_up, self._down):
+            weights[expert].packed = weights[expert].bias = None
+
     def choose(self, logits: Tensor) -> Tensor:
         """As `choose_experts`."""
         fits = logits.dtype == torch.float32 and logits.shape[1] == self._num_logits and logits.stride(1) == 1
         require(fits, f"choose_experts needs {self._num_logits} logits in float32 for each row", logits)
         choices = torch.empty((len(logits), self._num_choices, 2), dtype=torch.int32, device="cpu")
-        self._kernels.inflight_choose_experts(
+        self.kernels.inflight_choose_experts(
             logits.data_ptr(), logits.stride(0), choices.data_ptr(), len(logits), self._router
         )
         return choices
@@ -115,11 +131,11 @@ class CpuExperts:
         num_rows = len(hidden)
         results = torch.empty((num_rows, self._num_choices, self._hidden_size), dtype=torch.float32, device="cpu")
         out = torch.empty((num_rows, self._hidden_size), dtype=self._dtype, device="cpu")
-        self._kernels.inflight_experts(
+        self.kernels.inflight_experts(
             hidden.data_ptr(), hidden.stride(0), choices.data_ptr(), results.data_ptr(), num_rows, self.layer
         )
         sizes = num_rows, self._num_choices, self._hidden_size
-        self._kernels.inflight_add_experts(results.data_ptr(), out.data_ptr(), *sizes, DTYPES[self._dtype])
+        self.kernels.inflight_add_experts(results.data_ptr(), out.data_ptr(), *sizes, DTYPES[self._dtype])
         return out
 
     def check(self, hidden: Tensor, choices: Tensor) -> None:

@@ -90,7 +90,7 @@ class Experts(ctypes.Structure):
     """The struct of this name in kernels.h. Whoever creates one must keep the memory behind its pointers alive."""
 
     _fields_ = _fields(
-        (c_void_p, "gate_up down"),
+        (c_void_p, "gate_up down balance"),
         (c_int64, "num_experts num_routed choices_per_row hidden_size inner_size"),
         (c_int32, "dtype"),
     )

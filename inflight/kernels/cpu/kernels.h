@@ -123,9 +123,21 @@ struct ExpertRouter {  // as in config/experts.py
     int32_t has_shared_gate;       // whether the shared expert has a logit
 };
 
+// Which ranks have which experts of a layer, and how much is computed. The kernels add to `pairs`, `num_blocks` and `busiest_blocks`,
+// and set `is_agreed`. expert_exchange.cpp says more.
+struct ExpertBalance {
+    const uint8_t* holders;        // [2, routed experts, ranks]: whether a rank has an expert, now and next. Each expert has a rank
+    int64_t* pairs;                // [routed experts]: the pairs (row, expert) of all ranks so far
+    int64_t num_blocks;            // blocks of pairs that all ranks have computed
+    int64_t busiest_blocks;        // the blocks of the rank with the most of them in a call, added up over the calls
+    int64_t is_ready_for;          // names the next holders, if this rank is ready for them; 0: it is not
+    int64_t is_agreed;             // whether all ranks were ready for the same ones in the last call, which has used them
+};
+
 struct Experts {  // a layer of experts.cpp, on this rank
-    const LinearWeight* gate_up;   // of each expert, with a gate; `packed` is null if another rank has the expert
+    const LinearWeight* gate_up;   // of each expert, with a gate; `packed` is null if this rank does not have the expert
     const LinearWeight* down;      // of each expert
+    ExpertBalance* balance;        // null: no expert is on several ranks, and nothing is counted
     int64_t num_experts;           // with the parts of the shared one
     int64_t num_routed;            // without them
     int64_t choices_per_row;

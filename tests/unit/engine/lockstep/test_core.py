@@ -11,6 +11,7 @@ import pytest
 from inflight.engine.lockstep.core import LockstepCore
 from inflight.engine.lockstep.group import Phase
 from inflight.errors import WorkerDiedError
+from inflight.interface.expert_counts import ExpertCounts
 from inflight.interface.request import FinishReason
 from tests.conftest import FULL
 from tests.support.lockstep_world import World
@@ -43,6 +44,14 @@ def test_a_replica_without_requests_takes_part_in_the_steps_of_the_other(world: 
     one, other = world.executor(0), world.executor(1)
     assert one.num_idle == 0 and other.num_idle == other.num_submitted == one.num_submitted == 8
     assert second.core.take_stats().step_id == -1, "it has committed no step of its own"
+
+
+def test_a_rank_is_asked_about_its_experts_from_time_to_time(world: World) -> None:
+    core = core_of(world, 0)
+    assert core.take_stats().experts is None, "the rank is asked for the first time"
+    counts = core.take_stats().experts
+    assert counts == ExpertCounts(2, 60, 40, 1, 2, 0) and counts.balance == 0.75
+    assert core.take_stats().experts is None, "it is not asked in each report"
 
 
 def test_all_idle_nobody_runs_and_one_frame_wakes_all(world: World) -> None:

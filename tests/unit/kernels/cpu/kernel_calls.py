@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +31,7 @@ from inflight.config.experts import MoeSpec, RouterSpec
 from inflight.distributed.shared_collectives import PIECE_BYTES, SharedCollectives
 from inflight.errors import ConfigError
 from inflight.kernels.cpu import library
+from inflight.kernels.cpu.expert_balance import BalancedExperts, Homes, describe
 from inflight.kernels.cpu.expert_exchange import exchange_experts
 from inflight.kernels.cpu.experts import CpuExperts
 from inflight.kernels.cpu.functions import DTYPES, SIGNATURES, ExpertExchange
@@ -151,8 +153,9 @@ def exchanged_experts(kernels: Kernels) -> Iterator[Call]:
     memory, size, num_experts, top_k = kernels.memory, 20, 5, 2
     spec = MoeSpec(num_experts=num_experts, size=size, router=RouterSpec(top_k=top_k))
 
-    def exchange(num_bytes: int, dtype: torch.dtype, num_rows: int) -> None:
-        """Two ranks, which are threads and have two and three experts; two rows are exchanged at once."""
+    def exchange(num_bytes: int, dtype: torch.dtype, num_rows: int, has_copies: bool) -> None:
+        """Two ranks, which are threads and have two and three experts; two rows are exchanged at once. Or two replicas, of
+        which the first one has a copy of the last expert, too."""
         shared: Any = memory.zeros(num_bytes, dtype=torch.uint8).numpy()
         places = memory.zeros(5 * 4096, dtype=torch.uint8)
         hidden, logits = memory.normal(num_rows, size, dtype=dtype), memory.normal(num_rows, num_experts)
@@ -163,6 +166,15 @@ def exchanged_experts(kernels: Kernels) -> Iterator[Call]:
             group = SharedCollectives(kernels.library, shared, [os.pidfd_open(os.getpid())] * 2, [0, 1], rank, 60.0)
             held = [[each if (index < 2) == (rank == 0) else None for index, each in enumerate(row)] for row in packed]
             layer = CpuExperts(kernels.library, spec, held[0], held[1], dtype, num_shared=0)
+            if has_copies:
+                homes = Homes(2, rank, np.array([0, 0, 1, 1, 1]), np.array([0]))
+                balanced = BalancedExperts(layer, homes)
+                for place in balanced.places.values():
+                    for part, row in zip(place.parts, packed, strict=True):
+                        description, stored = describe(row[-1])
+                        for to, each in zip(part.begin(description)[0], stored, strict=True):
+                            to.copy_(each)
+                balanced.agree_on(np.array([num_experts - 1]), 1)
             of_rank = ExpertExchange(
                 group=group.pointer,
                 memory=places.data_ptr(),
@@ -171,10 +183,10 @@ def exchanged_experts(kernels: Kernels) -> Iterator[Call]:
                 sums_at=2 * 4096,
                 choices_at=3 * 4096,
                 inputs_at=4 * 4096,
-                num_replicas=1,
-                replica=0,
-                tp_size=2,
-                tp_rank=rank,
+                num_replicas=2 if has_copies else 1,
+                replica=rank if has_copies else 0,
+                tp_size=1 if has_copies else 2,
+                tp_rank=0 if has_copies else rank,
             )
             exchange_experts(kernels.library, layer, of_rank, group.run, hidden, layer.choose(logits))
             barrier.wait()
@@ -188,8 +200,9 @@ def exchanged_experts(kernels: Kernels) -> Iterator[Call]:
 
     num_bytes: int = kernels.library.inflight_group_memory_bytes(2, PIECE_BYTES)
     for dtype in FLOATS:
-        for num_rows in (1, 5):
-            yield Call(f"exchange of {num_rows} rows, {dtype}", partial(exchange, num_bytes, dtype, num_rows))
+        for num_rows, has_copies in ((1, False), (5, False), (5, True)):
+            name = f"exchange of {num_rows} rows, {dtype}, with copies: {has_copies}"
+            yield Call(name, partial(exchange, num_bytes, dtype, num_rows, has_copies))
 
 
 def pack(kernels: Kernels, dtype: torch.dtype, size: int, gate: str | None) -> PackedLinear:
