@@ -162,6 +162,8 @@ def in_the_process_and_in_its_queue(server: RunningServer, seed: int) -> None:
             pool = images_of(server)._processors._threads
             wait_for(lambda: pool._num_running == 1 and len(pool._waiting) >= 1, "one image runs, one waits")
         wait_for(lambda: not pool._waiting, "the image that waits leaves its queue, though the other one still runs")
+    # before the process is stopped again: an image may take 60 s, and the time for which its process stands still counts
+    wait_for(lambda: not pool._num_running, "the image that runs is done")
 
 
 def in_the_tower(server: RunningServer, seed: int) -> None:
