@@ -232,6 +232,11 @@ def _check_stored(
             f"shape {list(stored['fc.weight'].shape)}, and {served.name} needs [{model.hidden_size}, {width}]; take a head "
             "that was trained for this model"
         )
+    if spec.head_size is None and _TARGETS in stored:
+        raise ConfigError(
+            f"speculative_config: the EAGLE head {folder} has {_TARGETS}, the tokens of its lm_head, but no lm_head.weight; "
+            "take complete files"
+        )
     targets = stored[_TARGETS].shape if _TARGETS in stored else (served.vocab_size,)
     if spec.head_size is not None and targets != (spec.head_size,):
         raise ConfigError(

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from inflight.attention.backend import AttentionBackend
+from inflight.attention.metadata import AttentionInputs
 from inflight.config.engine import EngineConfig
 from inflight.device.base import Device
 from inflight.interface.request import Int32Array
@@ -66,6 +67,13 @@ class HiddenStateDrafter(ModelDrafter):
         for data in requests:
             self._num_waiting[data.slot] = 0
             self._waiting.pop(data.slot, None)
+
+    def warm_up(self, inputs: AttentionInputs) -> None:
+        if not self._is_checked:
+            projection = self.model.projection
+            zeros = torch.zeros(1, projection.in_features, dtype=projection.dtype, device=self._device.torch_device)
+            self._require_numbers(self.model.read_hidden(zeros))
+        super().warm_up(inputs)
 
     def _num_behind(self, inputs: DraftInputs) -> IntArray:
         behind: Int32Array = self._num_waiting[inputs.slots[inputs.drawing_rows]]

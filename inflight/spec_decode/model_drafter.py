@@ -11,6 +11,7 @@ A draft is drawn with the noise of its position, as the served model's token is.
 probability, both draw it.
 """
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from inflight.attention.backend import AttentionBackend, MetadataBuilder
 from inflight.attention.metadata import AttentionInputs, AttentionMetadata
 from inflight.config.engine import EngineConfig
 from inflight.device.base import Device
+from inflight.errors import CheckpointError
 from inflight.interface.kv_cache import KVCacheConfig
 from inflight.interface.request import Int32Array
 from inflight.interface.step import NewRequestData
@@ -37,6 +39,8 @@ from inflight.spec_decode.acceptance import Acceptance
 from inflight.spec_decode.draft_choice import DraftChoice, fewest_right
 from inflight.spec_decode.draft_costs import FREE_TOKENS, DraftCosts
 from inflight.spec_decode.proposer import NO_TOKEN
+
+logger = logging.getLogger(__name__)
 
 CACHE_NAMES = "draft."  # the beginning of the names of the drafter's layers, in the KV cache
 
@@ -119,6 +123,8 @@ class ModelDrafter(ABC):
         estimated = DraftCosts(FREE_TOKENS[config.device.kind], share_of_step)
         self.choice = DraftChoice(estimated, self.num_speculative_tokens)
         self._pays = True
+        self._is_checked = False  # whether the weights make logits
+        self._has_warned = False
         # of each slot: how many tokens there were when the last drafts were drawn, and these drafts
         max_num_seqs = config.scheduler.max_num_seqs
         self._num_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
@@ -236,13 +242,31 @@ class ModelDrafter(ABC):
         self._drawn[slots] = NO_TOKEN  # each draft is counted once, also if the next step proposes none
 
     def warm_up(self, inputs: AttentionInputs) -> None:
-        """Compute tokens that belong to no request, at these places."""
+        """Compute tokens that belong to no request, at these places.
+
+        Raises:
+            CheckpointError: no draft can be drawn, because a weight is NaN or infinite.
+        """
         num_tokens = int(inputs.query_start_loc[-1])
         zeros = self._device.to_device(np.zeros(num_tokens, dtype=np.int32))
         groups = [inputs] * len(self._builders)
         metadata = self._metadata(groups, num_tokens)
         hidden = self.model(ModelStep(zeros, zeros, metadata))
-        self.model.compute_logits(hidden)
+        logits = self.model.compute_logits(hidden)
+        if not self._is_checked:  # in each pass, this would take time
+            self._is_checked = True
+            self._require_numbers(logits)
+
+    def _require_numbers(self, computed: Tensor) -> None:
+        """
+        Raises:
+            CheckpointError: a number of `computed` is NaN or infinite. (-inf is a token that cannot be proposed.)
+        """
+        if not bool((computed < torch.inf).all()):
+            raise CheckpointError(
+                f"speculative_config: what writes drafts computes NaN or infinite numbers, so its weights in "
+                f"{self.config.folder} are damaged; take intact files, or leave speculative_config out"
+            )
 
     def _forward(
         self,
@@ -297,4 +321,11 @@ class ModelDrafter(ABC):
     def _draw(self, logits: Tensor, sampling: SamplingRows, positions: IntArray, sampler: Sampler) -> Int32Array:
         """[n]: a token for each row; NO_TOKEN where none can be drawn."""
         drawn: Int32Array = sampler(logits, sampling.metadata(positions)).token_ids.cpu().numpy()
+        if not self._has_warned and (drawn == NO_TOKEN).any():
+            self._has_warned = True
+            logger.warning(
+                "speculative_config: the logits of %s are NaN or infinite for some tokens, so these get no drafts; a weight in "
+                "its files may be damaged, or too large for %s",
+                self.config.folder, self.config.dtype,
+            )  # fmt: skip
         return drawn

@@ -143,6 +143,11 @@ def test_what_the_files_have(tmp_path: Path) -> None:
     save_file(missing, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=r"lacks model.norm"):
         describe(HEAD, folder=tmp_path)
+    missing = tensors()
+    del missing["lm_head.weight"]
+    save_file(missing, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"has d2t, the tokens of its lm_head, but no lm_head.weight"):
+        describe(HEAD, folder=tmp_path)
 
 
 def test_tokens_that_a_head_knows(tmp_path: Path) -> None:
