@@ -113,8 +113,12 @@ def write_packed(
         raise PackedFileError(f"it needs {num_bytes / 1e9:.1f} GB, and weight_cache_gb allows {limit_bytes / 1e9:.1f}")
     folder.make_room(num_bytes, limit_bytes)
     disk = shutil.disk_usage(folder.path)
-    if num_bytes > disk.free - _SPARE_SHARE * disk.total:
-        raise PackedFileError(f"it needs {num_bytes / 1e9:.1f} GB, and {disk.free / 1e9:.1f} GB of the disk are free")
+    spare = _SPARE_SHARE * (disk.used + disk.free)  # without what is reserved for other users
+    if num_bytes > disk.free - spare:
+        raise PackedFileError(
+            f"it needs {num_bytes / 1e9:.1f} GB, and {disk.free / 1e9:.1f} GB of the disk are free, of which "
+            f"{spare / 1e9:.1f} GB are left for others"
+        )
     import msgspec  # optional at run time: `has_codec`
 
     with folder.partial(key) as opened:

@@ -1,5 +1,6 @@
 """`StorePlace`: where the responses of a server are kept, from its start to its end."""
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -71,7 +72,9 @@ def check_place(settings: ServerSettings) -> None:
 def _checked(path: Path, *, makes_file: bool = True) -> str:
     try:
         if makes_file or path.exists():
-            ResponseStore(path).close()
+            store = ResponseStore(path)
+            with contextlib.closing(store):
+                store.check()
         else:
             tempfile.TemporaryFile(dir=path.parent).close()
     except Exception as error:

@@ -29,6 +29,7 @@ UNFINISHED = ("queued", "in_progress")
 _WAIT_SECONDS = 10.0  # for other processes that write, unless `wait_at_most` says otherwise
 _MIN_WAIT_SECONDS = 0.1  # most transactions of other processes have ended by then
 _CLEAN_SECONDS = 60.0  # time between two looks for old responses
+_MOST_CHECKED_BYTES = 2**29  # half a second of one core
 _ROW_BYTES = 200  # what SQLite needs for a response, an item or an event beside its texts
 _DIED = "the process that computed this response has ended, for example because the server was restarted"
 _IS_FULL = "there is no room to store more of this response: it is too long, or too many others are computed now"
@@ -142,6 +143,14 @@ class ResponseStore:
         self._do("PRAGMA journal_mode = WAL")
         self._do("PRAGMA synchronous = NORMAL")
         self._do("PRAGMA foreign_keys = ON")
+
+    def check(self) -> None:
+        """Read the file, unless it is so large that the start would wait. Raises sqlite3.DatabaseError if it is damaged."""
+        if self._path.stat().st_size > _MOST_CHECKED_BYTES:
+            return
+        (found,) = self._do("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(f"the file is damaged ({str(found)[:200]})")
 
     def is_in_place(self) -> bool:
         """Whether the path still leads to the file that was opened. If somebody has removed or replaced it, what is stored

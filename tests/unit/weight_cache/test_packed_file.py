@@ -141,7 +141,7 @@ def test_a_disk_that_is_nearly_full(
     model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     usage = shutil.disk_usage(cache.parents[2])
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=usage.total // 20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(used=20 * 2**30, free=2**30))
     load_cached(model)
     assert "of the disk are free" in caplog.text
     assert not list(cache.glob("*.weights"))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from inflight.entrypoints.response_store.place import StorePlace
+from inflight.entrypoints.response_store.place import StorePlace, check_place
 from inflight.entrypoints.response_store.processes import is_running, own_name
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.errors import ConfigError
@@ -92,9 +92,21 @@ def test_a_file_of_the_users_stays(tmp_path: Path) -> None:
     assert place.settings.response_store == str(chosen) and chosen.exists()
 
 
-@pytest.mark.parametrize("name", ["none-such/r.sqlite", "folder", "text"])
-def test_a_file_that_cannot_be_used_is_an_error_at_the_start(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["none-such/r.sqlite", "folder", "text", "damaged", "x" * 300])
+@pytest.mark.parametrize("checks", [False, True], ids=["start", "--check"])
+def test_a_file_that_cannot_be_used_is_an_error_at_the_start(tmp_path: Path, name: str, checks: bool) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_text("not a database " * 100)
+    StorePlace(ServerSettings(response_store=str(tmp_path / "damaged"))).close()
+    with (tmp_path / "damaged").open("r+b") as damaged:
+        damaged.seek(4096)  # the header stays
+        damaged.write(b"\xff" * 40_000)
+    settings = ServerSettings(response_store=str(tmp_path / name))
     with pytest.raises(ConfigError, match="response_store="):
-        StorePlace(ServerSettings(response_store=str(tmp_path / name)))
+        check_place(settings) if checks else StorePlace(settings)
+
+
+def test_a_check_makes_no_file(tmp_path: Path) -> None:
+    check_place(ServerSettings(response_store=str(tmp_path / "r.sqlite")))
+    check_place(ServerSettings())
+    assert list(tmp_path.iterdir()) == []
