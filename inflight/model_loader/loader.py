@@ -35,6 +35,7 @@ from inflight.kernels.quantized_weight import QuantizedWeight, select_rows
 from inflight.layers.context import LayerContext, make_context
 from inflight.layers.linear import Linear
 from inflight.layers.weights import Loadable
+from inflight.model_loader.loading_threads import LoadingThreads
 from inflight.model_loader.open_source import open_source
 from inflight.model_loader.streamed_rows import StreamedRows, fill_with_rows, is_streamed
 from inflight.model_loader.weight_check import check_weights, list_names
@@ -119,8 +120,8 @@ def load_model(
         unlisted = _check_source(source, described, model_config.folder)
         if unlisted and tp.rank == 0 and stage.is_last:
             logger.warning("the model does not need these tensors, which no index lists: %s", list_names(unlisted))
-    fill = partial(_allocate_and_fill, _filler(model_config, source, not_kept), device)
-    model = weight_cache.load(model, fill, lambda: make(weight_cache.wrap(empty), stage))
+    fill = _filler(model_config, source, not_kept)
+    model = _load_all(weight_cache, fill, device, model, lambda: make(weight_cache.wrap(empty), stage))
     if model.pooler is not None and source is not None:
         model.pooler.read_files(model_config.folder)
     model.finish_loading()
@@ -149,13 +150,25 @@ def _filler(model_config: ModelConfig, source: WeightSource | None, not_kept: li
     return partial(_fill_from_source, source=source, not_kept=not_kept, is_quantized=is_quantized)
 
 
-def _allocate_and_fill(fill: _Fill, device: torch.device, unit: Loadable, prefix: str) -> None:
+def _load_all(
+    weight_cache: WeightCache, fill: _Fill, device: torch.device, model: CausalLM, make_again: Callable[[], CausalLM]
+) -> CausalLM:
+    threads = LoadingThreads()
+    with threads.watched():
+        return weight_cache.load(model, partial(_allocate_and_fill, fill, device, threads), make_again)
+
+
+def _allocate_and_fill(
+    fill: _Fill, device: torch.device, threads: LoadingThreads | None, unit: Loadable, prefix: str
+) -> None:
+    if threads is not None:
+        threads.look()
     unit.allocate(device)
     fill(unit, prefix)
 
 
 def _load_unit(fill: _Fill, device: torch.device, unit: Loadable, prefix: str) -> None:
-    _allocate_and_fill(fill, device, unit, prefix)
+    _allocate_and_fill(fill, device, None, unit, prefix)
     unit.finish_loading()
 
 

@@ -148,6 +148,7 @@ EDGES = {
     "weights that are too large to be in memory twice": (
         *("kernels/weight_rows.py", "kernels/cpu/packing_rows.py", "model_loader/streamed_rows.py"),
     ),
+    "weights that are read beside other programs": ("model_loader/loading_threads.py",),
     "what is refused before weights are read": (
         *("config/weight_room.py", "config/replica_conflicts.py", "model_loader/weight_check.py"),
     ),
