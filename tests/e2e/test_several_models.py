@@ -203,18 +203,31 @@ def title_of(pid: int) -> str:
     return next((word for word in words if word.startswith("inflight: ")), "")
 
 
-def test_swaps(folder: Path) -> None:
-    """The model that was used least recently makes room; no process and no memory stays behind."""
+async def spare_processes(models: LoadedModels) -> set[int]:
+    """The processes that wait for the next model, when both have imported their libraries."""
+    while (spare := models._spare._spare) is None or not spare.is_ready:
+        await asyncio.sleep(0.02)
+    return tree_of(spare.process.pid)
+
+
+@pytest.mark.parametrize("has_spare", [False, True])
+def test_swaps(folder: Path, has_spare: bool) -> None:
+    """The model that was used least recently makes room; no process and no memory stays behind. The processes that wait for the
+    next model become its server and its engine."""
 
     async def run() -> None:
-        settings = ServerSettings(models_dir=str(folder), models_max=1)
+        settings = ServerSettings(models_dir=str(folder), models_max=1, models_spare=has_spare)
         models = LoadedModels(settings, EngineArgs(**SMALL), lambda _: False)
         models.start_looking()
         known = Catalog(folder, {}, has_cache=False).models()
         before, files = model_processes(), list[int]()
         try:
-            for number in range(100 if FULL else 3):
-                async with models.use(known["embed" if number % 2 else "org/rerank"]) as slot:
+            for number in range(100 if FULL and not has_spare else 3):
+                name = "embed" if number % 2 else "org/rerank"
+                spare = await spare_processes(models) if has_spare else set()
+                async with models.use(known[name]) as slot:
+                    titles = {title_of(pid) for pid in spare}
+                    assert not has_spare or {"inflight: engine", f"inflight: model {name}"} <= titles
                     loaded = [each for each in models.slots().values() if each.state == "loaded"]
                     assert loaded == [slot] and len(model_processes() - before) == 1
                     files.append(len(open_descriptors(os.getpid())))
@@ -230,7 +243,7 @@ def test_pins_and_memory(folder: Path) -> None:
     """A pinned model is never the one that makes room. Without memory the idle ones go first, and then it is an error."""
 
     async def run() -> None:
-        settings = ServerSettings(models_dir=str(folder), models_max=2)
+        settings = ServerSettings(models_dir=str(folder), models_max=2, models_spare=False)
         presets = {
             "embed": Preset(is_pinned=True),
             "huge": Preset(model=str(folder / "chat"), engine={"kv_cache_memory_bytes": 1 << 50}),

@@ -23,6 +23,7 @@ from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.router.catalog import KnownModel
 from inflight.entrypoints.router.model_settings import settings_of_model
 from inflight.entrypoints.router.socket_folder import SocketFolder
+from inflight.entrypoints.router.spare import MODEL, ModelSpare
 from inflight.entrypoints.serve.front_end_main import CUT, DRAIN, FrontEndStart
 from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.settings import ServerSettings
@@ -32,8 +33,6 @@ from inflight.errors import EngineError, InflightError, ModelNotFoundError, OutO
 from inflight.processes.child_process import STOPPED_LOOK_SECONDS, stop_processes
 
 logger = logging.getLogger(__name__)
-
-_MODULE = "inflight.entrypoints.router.model_main"
 
 
 class ModelState(StrEnum):
@@ -111,6 +110,7 @@ class LoadedModels:
         self._num_started = 0
         self._looking: asyncio.Task[None] | None = None
         self._folder: SocketFolder | None = None
+        self._spare = ModelSpare(is_wanted=settings.models_spare)
 
     def start_looking(self) -> None:
         self._folder = SocketFolder()
@@ -309,7 +309,8 @@ class LoadedModels:
                 # it is alone, so it shares no files of metrics
                 variables={},
                 title=title,
-                module=_MODULE,
+                module=MODEL.module,
+                make_process=self._spare.start,
             )
         finally:
             listener.socket.close()  # the process has a copy; the file stays until the process has ended
@@ -372,6 +373,7 @@ class LoadedModels:
         by a signal."""
         loop = asyncio.get_running_loop()
         while True:
+            self._spare.look(is_loading=any(slot.state is ModelState.LOADING for slot in self._slots.values()))
             await asyncio.sleep(STOPPED_LOOK_SECONDS)
             for slot in list(self._slots.values()):
                 if slot.process is not None and not slot.process.ended.done():
@@ -404,6 +406,7 @@ class LoadedModels:
         self._ending.set()
         if self._looking is not None:
             self._looking.cancel()
+        self._spare.close()
         await asyncio.gather(*(self._close_slot(slot) for slot in self._slots.values()))
         if self._folder is not None:
             self._folder.close()

@@ -41,6 +41,7 @@ def settings_of_model(
         "models_preset": None,
         "models_max": ServerSettings.models_max,
         "models_idle_timeout": None,
+        "models_spare": ServerSettings.models_spare,
         "enable_model_management": False,
         "response_store": settings.response_store,
     }

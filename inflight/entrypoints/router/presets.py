@@ -38,8 +38,9 @@ _SAME = {
 # Options that the router sets itself for each model
 _OF_THE_ROUTER = frozenset(
     "host port uds api-key api-key-file admin-api-key served-model-name alias a models-dir models-max models-preset "
-    "models-idle-timeout enable-model-management api-server-count headless config check root-path ssl-certfile ssl-keyfile "
-    "ssl-ca-certs allowed-hosts allowed-origin allow-credentials forwarded-allow-ips access-log ui response-store".split()
+    "models-idle-timeout models-spare enable-model-management api-server-count headless config check root-path ssl-certfile "
+    "ssl-keyfile ssl-ca-certs allowed-hosts allowed-origin allow-credentials forwarded-allow-ips access-log ui "
+    "response-store".split()
 )
 
 # Names of options and their values as text -> their values by field, for the engine and for the server

@@ -241,6 +241,9 @@ class ServerSettings:
         "another model needs the room.",
         **_SECONDS,
     )
+    models_spare: bool = _models(
+        True, "Keep a process ready that has imported its libraries, so that the next model is loaded sooner."
+    )
     enable_model_management: bool = _models(
         False, "Let requests pull models into the hub's cache, serve them, and delete them there."
     )
@@ -318,7 +321,7 @@ class ServerSettings:
                     "of their folders, files and sections"
                 )
         else:
-            for name in ("models_max", "models_idle_timeout", "enable_model_management"):
+            for name in ("models_max", "models_idle_timeout", "models_spare", "enable_model_management"):
                 if getattr(self, name) != getattr(ServerSettings, name):
                     yield f"{name} is for several models: give models_dir or models_preset, too"
         yield from key_problems((*self.api_keys, *self.admin_keys))

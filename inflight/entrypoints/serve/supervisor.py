@@ -25,7 +25,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,7 @@ class FrontEndProcess:
 
     Args:
         title, module: of the process; by default those of a front end. The process of a model is one, too (router/).
+        make_process: gets the arguments of `ChildProcess`, which is the default.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class FrontEndProcess:
         *,
         title: str | None = None,
         module: str = "inflight.entrypoints.serve.front_end_main",
+        make_process: Callable[..., ChildProcess] | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[str] = loop.create_future()
@@ -88,7 +90,8 @@ class FrontEndProcess:
         self._is_asked_to_end = False
         with socket_pair() as (self._socket, theirs), start.to_file() as file:
             fds = [listener.fileno(), theirs.fileno(), file.fileno()]
-            self.process = ChildProcess(title or f"inflight: front end {index}", module, fds, variables=variables)
+            make = make_process or ChildProcess
+            self.process = make(title or f"inflight: front end {index}", module, fds, variables=variables)
         self._wire = LineWire(self._socket)
         loop.add_reader(self._socket, self._read)
 

@@ -199,6 +199,7 @@ def test_metrics_of_several_models_are_one_text() -> None:
         ({"models_dir": "x", "served_model_names": ("a",)}, "served_model_name='a'"),
         ({"enable_model_management": True}, "is for several models"),
         ({"models_max": 2}, "models_max is for several models"),
+        ({"models_spare": False}, "models_spare is for several models"),
         ({"models_idle_timeout": 60.0}, "models_idle_timeout is for several models"),
     ],
 )

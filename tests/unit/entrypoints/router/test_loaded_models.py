@@ -25,7 +25,9 @@ class WithoutProcesses(LoadedModels):
     """A model is loaded when the test says so, or fails as the test says."""
 
     def __init__(self, most: int = 1) -> None:
-        super().__init__(ServerSettings(models_dir="x", models_max=most), EngineArgs(), lambda _: False)
+        super().__init__(
+            ServerSettings(models_dir="x", models_max=most, models_spare=False), EngineArgs(), lambda _: False
+        )
         self.may_start = asyncio.Event()
         self.may_start.set()
         self.error: Exception | None = None
