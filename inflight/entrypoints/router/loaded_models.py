@@ -10,22 +10,19 @@ and the next request loads it again. If only its engine dies, its process restar
 import asyncio
 import logging
 import math
-import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.router.catalog import KnownModel
+from inflight.entrypoints.router.hidden_socket import NOWHERE, HiddenSocket
 from inflight.entrypoints.router.model_settings import settings_of_model
-from inflight.entrypoints.router.socket_folder import SocketFolder
 from inflight.entrypoints.router.spare import MODEL, ModelSpare
 from inflight.entrypoints.serve.front_end_main import CUT, DRAIN, FrontEndStart
-from inflight.entrypoints.serve.listener import Listener
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS
 from inflight.entrypoints.serve.supervisor import CUT_GRACE_SECONDS, LAST_SECONDS, FrontEndProcess
@@ -57,7 +54,6 @@ class Slot:
 
     Attributes:
         is_removed: whether its files are about to be deleted, so nothing loads it.
-        socket: where its process listens.
         num_active: how many requests it is answering.
         num_waiting: how many requests wait until it is loaded.
         last_used: when its last request ended, by the event loop's clock.
@@ -69,7 +65,6 @@ class Slot:
     known: KnownModel
     state: ModelState = ModelState.UNLOADED
     is_removed: bool = False
-    socket: str = ""
     num_active: int = 0
     num_waiting: int = 0
     last_used: float = 0.0
@@ -77,7 +72,13 @@ class Slot:
     failure: InflightError | None = None
     described: dict[str, dict[str, Any]] = field(default_factory=dict)  # Any: JSON
     process: FrontEndProcess | None = None
+    hidden_socket: HiddenSocket | None = None
     transition: asyncio.Task[None] | None = None
+
+    @property
+    def socket(self) -> str:
+        """Where its process listens. Connect at once, and do not keep it."""
+        return NOWHERE if self.hidden_socket is None else self.hidden_socket.path
 
     @property
     def may_leave(self) -> bool:
@@ -109,11 +110,9 @@ class LoadedModels:
         self._ending = asyncio.Event()
         self._num_started = 0
         self._looking: asyncio.Task[None] | None = None
-        self._folder: SocketFolder | None = None
         self._spare = ModelSpare(is_wanted=settings.models_spare)
 
     def start_looking(self) -> None:
-        self._folder = SocketFolder()
         self._looking = asyncio.create_task(self._look_after())
 
     def slot(self, known: KnownModel) -> Slot:
@@ -294,17 +293,15 @@ class LoadedModels:
         Raises:
             ConfigError, EngineError: it could not start. Nothing is left running.
         """
-        assert self._folder is not None  # `start_looking` was called
-        path = self._folder.new_path()
         self._num_started += 1
-        settings, args = self.settings_of(slot.known, path)
-        listener = Listener(settings)
+        hidden = HiddenSocket(lambda path: self.settings_of(slot.known, path)[0])
         try:
+            settings, args = self.settings_of(slot.known, hidden.path)
             start = FrontEndStart(settings=settings, args=args, index=0, is_replacement=False)
             title = f"inflight: model {slot.known.name}"
             process = FrontEndProcess(
                 index=self._num_started,
-                listener=listener.socket,
+                listener=hidden.listener,
                 start=start,
                 # it is alone, so it shares no files of metrics
                 variables={},
@@ -312,10 +309,12 @@ class LoadedModels:
                 module=MODEL.module,
                 make_process=self._spare.start,
             )
+        except BaseException:
+            hidden.close()
+            raise
         finally:
-            listener.socket.close()  # the process has a copy; the file stays until the process has ended
-        slot.process = process
-        slot.socket = path
+            hidden.listener.close()  # the process has a copy
+        slot.process, slot.hidden_socket = process, hidden
         try:
             ready: asyncio.Future[Any] = process.ready
             await asyncio.wait([ready, process.ended], return_when=asyncio.FIRST_COMPLETED)
@@ -365,12 +364,12 @@ class LoadedModels:
         await asyncio.wait([process.ended], timeout=CUT_SECONDS if order == CUT else END_SECONDS)
         await asyncio.to_thread(stop_processes, [process.process], LAST_SECONDS)
         process.close()
-        Path(slot.socket).unlink(missing_ok=True)
-        slot.process = None
+        if slot.hidden_socket is not None:
+            slot.hidden_socket.close()
+        slot.process = slot.hidden_socket = None
 
     async def _look_after(self) -> None:
-        """Unload models that nobody has used for long, or whose socket somebody has removed. Kill processes that are stopped
-        by a signal."""
+        """Unload models that nobody has used for long. Kill processes that are stopped by a signal."""
         loop = asyncio.get_running_loop()
         while True:
             self._spare.look(is_loading=any(slot.state is ModelState.LOADING for slot in self._slots.values()))
@@ -378,13 +377,7 @@ class LoadedModels:
             for slot in list(self._slots.values()):
                 if slot.process is not None and not slot.process.ended.done():
                     slot.process.process.kill_if_stopped()
-                is_reachable = not slot.socket or os.path.exists(slot.socket)
-                if slot.state is ModelState.LOADED and not is_reachable and not self._ending.is_set():
-                    logger.error(
-                        "the socket of model %s has gone, so it is loaded again: %s", slot.known.name, slot.socket
-                    )
-                    self.begin_unloading(slot)
-                elif slot.may_leave and slot.is_idle and loop.time() - slot.last_used >= slot.idle_seconds:
+                if slot.may_leave and slot.is_idle and loop.time() - slot.last_used >= slot.idle_seconds:
                     self.begin_unloading(slot)
 
     async def check_health(self) -> None:
@@ -408,8 +401,6 @@ class LoadedModels:
             self._looking.cancel()
         self._spare.close()
         await asyncio.gather(*(self._close_slot(slot) for slot in self._slots.values()))
-        if self._folder is not None:
-            self._folder.close()
 
     async def _close_slot(self, slot: Slot) -> None:
         if slot.transition is not None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +11,6 @@ import pytest
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.router.catalog import KnownModel
 from inflight.entrypoints.router.loaded_models import LoadedModels, ModelState, ShuttingDownError, Slot
-from inflight.entrypoints.router.socket_folder import SocketFolder
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.errors import EngineError, ModelNotFoundError
 
@@ -125,20 +121,6 @@ def test_nothing_loads_a_model_that_is_deleted() -> None:
     run(test)
 
 
-def test_the_folder_of_sockets_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folder = SocketFolder()
-    first = Path(folder.new_path())
-    assert Path(folder.new_path()).parent == first.parent
-    shutil.rmtree(first.parent)
-    again = Path(folder.new_path())
-    assert again.parent.is_dir() and again.parent != first.parent
-    shutil.rmtree(again.parent)
-    os.symlink(tmp_path, again.parent)  # somebody else's, with the same name
-    assert Path(folder.new_path()).parent not in (again.parent, tmp_path)
-    folder.close()
-
-
 def test_who_waits_for_a_model_is_told_that_the_server_ends() -> None:
     async def test(models: WithoutProcesses) -> None:
         models.may_start.clear()
@@ -169,23 +151,5 @@ def test_a_process_that_ends_with_the_server_is_no_failure(caplog: pytest.LogCap
         while models.slot(A).state is not ModelState.UNLOADED:
             await asyncio.sleep(0)
         assert isinstance(models.slot(A).failure, ShuttingDownError) and not caplog.records
-
-    run(test)
-
-
-def test_a_model_whose_socket_has_gone_is_loaded_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its process lives, but nobody can reach it any more. Requests that run have their connections, and end."""
-
-    async def test(models: WithoutProcesses) -> None:
-        models.start_looking()
-        async with models.use(A) as slot:
-            slot.socket = str(tmp_path / "removed.sock")
-            while slot.state is not ModelState.UNLOADED:
-                await asyncio.sleep(0.01)
-            assert "the socket of model a has gone" in caplog.text
-        slot.socket = ""
-        async with models.use(A):
-            assert models.started == ["a", "a"]
-        await models.close()
 
     run(test)
