@@ -25,6 +25,8 @@ COMMON_FLAGS = [
     # a cell of the KV cache holds int8 and their float scales, which are read through pointers into the same memory
     "-fno-strict-aliasing",
     "-fno-exceptions",
+    # a compiler that may make one fma of a product and a sum does it in one loop and not in another: bits would differ
+    "-ffp-contract=off",
     "-fvisibility=hidden",
     "-Wall",
     "-Wno-maybe-uninitialized",  # GCC 12 warns of its own intrinsics
