@@ -160,7 +160,7 @@ def check_type(model_type: str, folder: Path, columns: Sequence[str]) -> dict[st
 
     try:
         config = small_config(model_type)
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         _draw(model)

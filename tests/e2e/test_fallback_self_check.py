@@ -81,7 +81,7 @@ def write_weights(folder: Path) -> Path:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
         for name, weight in model.named_parameters():

@@ -23,7 +23,8 @@ def test_the_table_has_a_column_for_each_way_and_names_the_version() -> None:
 
 @pytest.mark.parametrize(("column", "result"), [("float32", "exact"), ("bfloat16", "close"), ("int8", "close")])
 def test_a_right_model(tmp_path: Path, column: str, result: str) -> None:
-    assert coverage.check_type("llama", tmp_path / "model", [column])[column]["result"] == result
+    found = coverage.check_type("llama", tmp_path / "model", [column])[column]
+    assert found["result"] == result, found["why"]
 
 
 @pytest.mark.parametrize("column", ["float32", "bfloat16", "int8"])
