@@ -18,27 +18,23 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import multiprocessing
 import os
-import secrets
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
 
-from benchmarks.overlap.lockstep import Listener, follow, has_to_meet
+from benchmarks.overlap.lockstep import Listener, follow, has_to_meet, start_replicas
 from benchmarks.shared.report import allow_slow_steps, emit, print_table, verdict
 from inflight.config.engine import EngineConfig
 from inflight.config.engine_args import EngineArgs
 from inflight.engine.request.model_info import make_input_processor
 from inflight.engine.start.make_core import make_core
-from inflight.engine.start.model_files import resolve_config
 from inflight.entrypoints.llm_engine import LLMEngine
 from inflight.executor.multiproc import MultiprocExecutor
 from inflight.sampling_params import SamplingParams
@@ -172,16 +168,7 @@ def measure(folder: Path, *, num_running: int, interval: int, is_realtime: bool)
         enable_eplb=True,
         eplb_config={"step_interval": interval, "window_size": interval, "num_redundant_experts": NUM_BUSY},
     )
-    config = resolve_config(args)
-    config = replace(config, parallel=replace(config.parallel, lockstep_secret=secrets.token_hex(16)))
-    context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
-    for each in config.replicas():
-        ours, theirs = context.Pipe()
-        process = context.Process(target=run_replica, args=(each, args, num_running, 2 * interval - 5, theirs))
-        process.start()
-        pipes.append(ours)
-        processes.append(process)
+    pipes, processes = start_replicas(args, run_replica, num_running, 2 * interval - 5)
     for word in ("ready", "done"):
         assert [pipe.recv() for pipe in pipes] == [word] * NUM_REPLICAS
         if word == "ready" and is_realtime:

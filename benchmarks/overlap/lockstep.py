@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, cast
@@ -137,6 +138,24 @@ def cpu_seconds(pids: Sequence[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def start_replicas(
+    args: EngineArgs, run: Callable[..., None], num_running: int, num_steps: int
+) -> tuple[list[Connection], list[SpawnProcess]]:
+    """Starts a process for each replica, which calls `run(config, args, num_running, num_steps, pipe)`. Returns our ends of the
+    pipes, and the processes."""
+    config = resolve_config(args)
+    config = replace(config, parallel=replace(config.parallel, lockstep_secret=secrets.token_hex(16)))
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for each in config.replicas():
+        ours, theirs = context.Pipe()
+        process = context.Process(target=run, args=(each, args, num_running, num_steps, theirs))
+        process.start()
+        pipes.append(ours)
+        processes.append(process)
+    return pipes, processes
+
+
 def measure(folder: Path, *, is_lockstep: bool, num_running: int, num_steps: int) -> tuple[float, float]:
     """The p50 of a step's period in milliseconds, and which share of a core idle replicas use."""
     args = EngineArgs(
@@ -154,16 +173,7 @@ def measure(folder: Path, *, is_lockstep: bool, num_running: int, num_steps: int
         data_parallel_size=NUM_REPLICAS,
         enable_expert_parallel=is_lockstep,
     )
-    config = resolve_config(args)
-    config = replace(config, parallel=replace(config.parallel, lockstep_secret=secrets.token_hex(16)))
-    context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
-    for each in config.replicas():
-        ours, theirs = context.Pipe()
-        process = context.Process(target=run_replica, args=(each, args, num_running, num_steps, theirs))
-        process.start()
-        pipes.append(ours)
-        processes.append(process)
+    pipes, processes = start_replicas(args, run_replica, num_running, num_steps)
     pids = [pipe.recv() for pipe in pipes] + [process.pid or 0 for process in processes]
     for pipe in pipes:
         pipe.send("begin")
