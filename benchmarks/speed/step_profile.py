@@ -247,8 +247,8 @@ def main() -> None:
         "skip_tokenizer_init": True,
         "enable_prefix_caching": False,
         "max_model_len": 2048,
-        "max_num_seqs": max(64, *args.batch),
-        "max_num_batched_tokens": max(2048, *args.prefill),
+        "max_num_seqs": max([64, *args.batch]),
+        "max_num_batched_tokens": max([2048, *args.prefill]),
         "max_step_time": "none",  # a prompt of --prefill tokens is one step, however long it takes
         "kv_cache_memory_bytes": 2 << 30,
         **quantization,
