@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from inflight import LLM, SamplingParams
 from inflight.errors import CheckpointError
 from inflight.spec_decode import draft_choice
+from tests.support.close_logits import FLOAT32_TOLERANCE, relative_difference
 from tests.support.drafts import (
     ARGUMENTS,
     NUM_DRAFTS,
@@ -61,7 +62,7 @@ def check(found: list[Proposal], truth: EagleTruth, num_checked: int = 6) -> Non
     assert len(found) > 8
     for proposal in found[:: max(1, len(found) // num_checked)]:
         expected = truth.logits(proposal.tokens, proposal.drafts[: len(proposal.logits) - 1])
-        torch.testing.assert_close(proposal.logits, expected, atol=1e-4, rtol=1e-4)
+        assert relative_difference(proposal.logits, expected) < FLOAT32_TOLERANCE
 
 
 @pytest.mark.parametrize(

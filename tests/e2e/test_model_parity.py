@@ -26,6 +26,7 @@ from inflight.layers.moe import FusedMoE
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import CausalLM, ModelStep
 from inflight.models.transformers_fallback.expert_routing import ExpertRouting
+from tests.support.close_logits import FLOAT32_TOLERANCE, relative_difference
 from tests.support.full_context_attention import FullContextAttention, run_prompt
 from tests.support.model_zoo import FAMILY_CONFIGS, VOCAB_SIZE, reference_model, write_model
 
@@ -33,7 +34,6 @@ BLOCK_SIZE = 16
 NUM_TOKENS = 61  # longer than every window in the zoo, and past the context that the scaled rotary kinds start from
 CASES = [(family, index) for family, configs in FAMILY_CONFIGS.items() for index in range(len(configs))]
 
-FLOAT32_TOLERANCE = 1e-4  # largest difference over largest logit; over the zoo the largest is 3e-6
 # In bf16 the two round in different places, layer after layer, and neither is the truth. Both are compared with float32:
 # our root mean square error over theirs. Over the zoo it is 0.86 to 1.05.
 BFLOAT16_ERROR_RATIO = 1.15
@@ -81,10 +81,6 @@ def prompt() -> Tensor:
 
 def rms(x: Tensor) -> float:
     return float(x.square().mean().sqrt())
-
-
-def relative_difference(ours: Tensor, truth: Tensor) -> float:
-    return float((ours - truth).abs().max() / truth.abs().max())
 
 
 @pytest.mark.parametrize(("family", "index"), CASES)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from inflight.models.decoder import DecoderForCausalLM
+from tests.support.close_logits import FLOAT32_TOLERANCE, relative_difference
 from tests.support.full_context_attention import load
 from tests.support.model_zoo import FAMILY_CONFIGS, reference_model, write_model
 
@@ -32,4 +33,4 @@ def assert_equal(ours: Tensor, theirs: Tensor) -> None:
     """Up to the rounding of float32."""
     assert ours.shape == theirs.shape
     assert theirs.abs().mean() > 1e-3, "results that are all near zero would agree whatever a layer does"
-    assert float((ours - theirs).abs().max() / theirs.abs().max()) < 1e-4
+    assert relative_difference(ours, theirs) < FLOAT32_TOLERANCE

@@ -27,6 +27,7 @@ from inflight import LLM
 from inflight.config.gguf_config import read_model_config
 from inflight.config.parse_architecture import parse_architecture
 from inflight.errors import UnsupportedModelError
+from tests.support.close_logits import FLOAT32_TOLERANCE, relative_difference
 from tests.support.encoders import ENCODER_CONFIGS, Encoder, reference_hidden, texts_of, write_encoder
 from tests.support.gguf_files import Number, floats
 from tests.support.gguf_models import write_pair
@@ -132,7 +133,7 @@ def test_the_file_is_the_folder(family: str, is_quantized: bool, tmp_path: Path)
     texts = texts_of((1, 30, 17))
     for found, truth in zip(Encoder(path)(texts), reference_hidden(folder, texts), strict=True):
         # activations are rounded to 8 bits, too
-        assert float((found - truth).abs().max() / truth.abs().max()) < (5e-2 if is_quantized else 1e-4)
+        assert relative_difference(found, truth) < (5e-2 if is_quantized else FLOAT32_TOLERANCE)
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)

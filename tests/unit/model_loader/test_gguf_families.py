@@ -18,6 +18,7 @@ from inflight.distributed.thread_world import ThreadWorlds
 from inflight.errors import CheckpointError, UnsupportedModelError
 from inflight.kernels.quantized_weight import quantize_rows
 from inflight.model_loader.gguf_order import select_columns
+from tests.support.close_logits import FLOAT32_TOLERANCE, relative_difference
 from tests.support.full_context_attention import run_prompt
 from tests.support.gguf_writer import CASES, write_file
 from tests.unit.model_loader.test_gguf_source import as_floats, load
@@ -28,7 +29,7 @@ PROMPT = torch.randint(203, (23,), generator=torch.Generator().manual_seed(2))
 def assert_close(found: Tensor, truth: Tensor) -> None:
     """ssm_a and norms are rounded on their way into the file and back."""
     assert truth.std() > 0.5, "logits that are all alike would agree whatever the order of rows is"
-    assert float((found - truth).abs().max() / truth.abs().max()) < 1e-4
+    assert relative_difference(found, truth) < FLOAT32_TOLERANCE
 
 
 @torch.inference_mode()

@@ -23,6 +23,7 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.model_loader.loader import load_model
 from inflight.models.causal_lm import ModelStep
 from inflight.models.transformers_fallback.model import TransformersForCausalLM
+from tests.support.close_logits import FLOAT32_TOLERANCE, relative_difference
 from tests.support.model_zoo import FALLBACK_CONFIGS, VOCAB_SIZE, reference_model, write_model
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN = 16, 14, 64
@@ -147,4 +148,4 @@ def assert_agree(found: Sequence[Tensor], sequences: Sequence[Tensor], truth: Pr
         wanted = truth(sequence[None]).logits[0]
         assert wanted.std() > 0.2, "logits that are all alike would agree whatever the model does"
         assert logits.shape == wanted.shape and logits.dtype == torch.float32
-        assert float((logits - wanted).abs().max() / wanted.abs().max()) < 1e-4
+        assert relative_difference(logits, wanted) < FLOAT32_TOLERANCE

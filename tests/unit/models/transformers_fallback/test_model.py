@@ -19,6 +19,7 @@ from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.distributed.thread_world import ThreadWorlds
 from inflight.errors import CheckpointError
 from inflight.models.transformers_fallback.model import TransformersForCausalLM
+from tests.support.close_logits import FLOAT32_TOLERANCE, relative_difference
 from tests.support.model_zoo import FALLBACK_CONFIGS, VOCAB_SIZE
 from tests.unit.models.transformers_fallback.fallback_models import Session, assert_agree, draw_sequences, load, write
 
@@ -132,7 +133,7 @@ def test_two_stages_in_bfloat16(tmp_path: Path) -> None:
     with torch.no_grad():
         found, wanted = Session(*stages).run(sequences), truth(sequences[0][None]).logits[0]
     assert found[0].dtype == torch.float32
-    assert 1e-4 < float((found[0] - wanted).abs().max() / wanted.abs().max()) < 0.1
+    assert FLOAT32_TOLERANCE < relative_difference(found[0], wanted) < 0.1
 
 
 def test_missing_weights_are_named(tmp_path: Path) -> None:
