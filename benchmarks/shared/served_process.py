@@ -94,12 +94,14 @@ class ServedProcess:
 
     @property
     def processes(self) -> dict[int, str]:
-        """Process id -> name of the front end and all processes below it."""
-        found = {self.pid: "front end"}
-        for parent in [self.pid]:
-            for task in Path(f"/proc/{parent}/task").iterdir():
-                for child in map(int, (task / "children").read_text().split()):
-                    found[child] = Path(f"/proc/{child}/comm").read_text().strip()
+        """Process id -> name of the front end and all processes below it. The second of a name has its id behind the name."""
+        found, parents = {self.pid: "front end"}, [self.pid]
+        while parents:
+            for task in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
+                for child in map(int, task.read_text().split()):
+                    name = Path(f"/proc/{child}/comm").read_text().strip()
+                    found[child] = f"{name} {child}" if name in found.values() else name
+                    parents.append(child)
         return found
 
     def cpu_seconds(self) -> dict[str, float]:
