@@ -136,7 +136,8 @@ async def gaps(bench: Bench, vision: VisionSpec, rounds: int, seconds: float) ->
                 begin = time.perf_counter()
                 asking = asyncio.ensure_future(bench.run(prompt, part, 4))
                 try:
-                    await asyncio.wait_for(stop.wait(), EVERY_SECONDS)
+                    async with asyncio.timeout(EVERY_SECONDS):
+                        await stop.wait()
                 except TimeoutError:
                     await asking
                     emit(benchmark="images", case="image beside streams", seconds=time.perf_counter() - begin)

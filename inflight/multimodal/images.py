@@ -167,7 +167,8 @@ class Images:
         first: list[asyncio.Future[Any]] = [asyncio.wrap_future(begun), reading]
         try:  # the time until a thread is free is not counted
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-            return await asyncio.wait_for(reading, self.settings.fetch_seconds + _GRACE_SECONDS)
+            async with asyncio.timeout(self.settings.fetch_seconds + _GRACE_SECONDS):
+                return await reading
         except TimeoutError:  # the resolver of names has no deadline of its own
             seconds = f"{self.settings.fetch_seconds:g}"
             raise InvalidRequestError(f"the image could not be fetched within {seconds} seconds") from None

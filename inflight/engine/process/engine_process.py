@@ -199,7 +199,8 @@ class EngineProcess:
     async def wait_for_news(self, seconds: float) -> None:
         """Wait until the process has become ready or has ended, but at most `seconds`."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._has_news.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._has_news.wait()
         self._has_news.clear()
 
     async def close(self, grace_seconds: float = MAX_END_SECONDS) -> None:

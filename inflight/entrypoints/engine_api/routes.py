@@ -90,7 +90,8 @@ def _both(take: Callable[[EngineView], None], news: asyncio.Event) -> Callable[[
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
     try:
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await event.wait()
     except TimeoutError:
         return
     event.clear()

@@ -1,7 +1,6 @@
 """`forward`: passes a request on to the process of a model, and passes the answer back piece by piece as it comes."""
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Iterable
 from urllib.parse import quote
@@ -72,8 +71,7 @@ async def forward(path: str, scope: Scope, body: bytes, receive: Receive, send: 
         leaving.cancel()
         passing.cancel()
         writer.transport.abort()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await asyncio.gather(passing, leaving, return_exceptions=True)
+        await asyncio.gather(passing, leaving, return_exceptions=True)
 
 
 async def get_json(path: str, target: str) -> object:

@@ -35,7 +35,7 @@ class PlayedProcess:
         self.num_checks = 0
         self.grace: float | None = None
         self.signals: list[int] = []
-        self._news = asyncio.Event()
+        self.news = asyncio.Event()
         self.process = SimpleNamespace(
             state=f"process {number} runs", exit_code=None, pid=1000 + number, send_signal=self.signals.append
         )
@@ -67,7 +67,7 @@ class PlayedProcess:
 
     async def wait_for_news(self, seconds: float) -> None:
         await asyncio.sleep(0)  # a look of the keeper lasts no time here
-        self._news.clear()
+        self.news.clear()
 
     async def close(self, grace_seconds: float = 20.0) -> None:
         assert not self.is_closed, "it was closed twice"

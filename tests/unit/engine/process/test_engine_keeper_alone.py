@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from inflight.engine.process import engine_keeper
+from inflight.engine.process.engine_process import EngineProcess
 from inflight.errors import EngineDeadError
 from inflight.interface.statistics import FaultStatus
-from tests.unit.engine.process.played_processes import PlayedFrontEnd, Scene, play
+from tests.unit.engine.process.played_processes import PlayedFrontEnd, PlayedProcess, Scene, play
 from tests.unit.engine.serving.event_loop import until
 
 
@@ -163,5 +166,37 @@ def test_who_gets_no_spare_process(limits: dict[str, Any], nnodes: int, monkeypa
         await scene.looks()
         assert len(scene.processes) == 1
         await scene.keeper.close()
+
+    play(test)
+
+
+@pytest.mark.parametrize("num_turns", range(6))
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_a_keeper_that_is_closed_just_when_its_process_has_news_ends(
+    monkeypatch: pytest.MonkeyPatch, num_turns: int, is_ready: bool
+) -> None:
+    """The loop turns a few times between the news, that the process is ready or has ended, and the call of `close`. In one of
+    these turns a cancelled `asyncio.wait_for` of Python 3.11 goes on, so the keeper would have waited for itself for ever."""
+
+    async def wait_for_news(process: PlayedProcess, seconds: float) -> None:
+        await EngineProcess.wait_for_news(cast("Any", SimpleNamespace(_has_news=process.news)), 1000.0)
+
+    async def test() -> None:
+        scene = Scene(monkeypatch)
+        monkeypatch.setattr(PlayedProcess, "wait_for_news", wait_for_news)
+        scene.keeper.start()
+        process = scene.processes[0]
+        if not is_ready:
+            process.becomes_ready()
+            process.news.set()
+        await scene.looks()
+        process.becomes_ready() if is_ready else process.ends(-9)
+        process.news.set()
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(300):
+            await scene.keeper.close()
+        assert scene.keeper.process is None
+        assert all(each.is_closed for each in scene.processes)
 
     play(test)
