@@ -213,8 +213,14 @@ def wait_for_first_end(processes: Iterable[ChildProcess], seconds: float) -> Non
 
 
 def stop_processes(processes: Iterable[ChildProcess], grace_seconds: float) -> None:
-    """Wait until the processes end by themselves. Then send SIGTERM, then SIGKILL, which also ends stopped processes."""
-    alive = wait_for_end(processes, grace_seconds)
+    """Wait until the processes end by themselves. Then send SIGTERM, then SIGKILL. A process that stays stopped by a signal
+    cannot end by itself, so it is killed at once."""
+    end = time.monotonic() + grace_seconds
+    alive = wait_for_end(processes, 0.0)
+    while alive and (left := end - time.monotonic()) > 0:
+        for process in alive:
+            process.kill_if_stopped()
+        alive = wait_for_end(alive, min(left, STOPPED_LOOK_SECONDS))
     for number, seconds in ((signal.SIGTERM, SIGTERM_SECONDS), (signal.SIGKILL, SIGKILL_SECONDS)):
         for process in alive:
             logger.warning("%s (pid %d) did not end in time; sending %s", process.title, process.pid, number.name)

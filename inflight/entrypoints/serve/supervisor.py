@@ -170,9 +170,14 @@ async def supervise(
             supervisor.start_front_ends()
             await supervisor.serve(clock)
         finally:
+            was_told_to_end = shutdown.begun.is_set()
             await supervisor.end()
-    if failed := [front_end.failure for front_end in supervisor.front_ends if front_end.failure is not None]:
-        raise failed[0]
+    for front_end in supervisor.front_ends:
+        if front_end.failure is None:
+            continue
+        if not (front_end.has_died and was_told_to_end):
+            raise front_end.failure
+        logger.error("%s", front_end.failure)  # without the shutdown another one would have taken its place
     return shutdown.exit_code
 
 

@@ -55,6 +55,18 @@ def test_a_process_is_killed_when_it_was_found_stopped_often_enough_in_a_row() -
             process.close()
 
 
+def test_a_stopped_process_is_killed_before_its_time_to_end_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = ChildProcess("inflight: waits", "inflight.executor.worker_main", [theirs.fileno()])
+    process.send_signal(signal.SIGSTOP)
+    ours.close()  # otherwise it ends now
+    stop_processes([process], 60.0)
+    assert process.exit_code == -signal.SIGKILL
+    process.close()
+    assert "is stopped by a signal, so it is killed" in caplog.text and "in time" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("title", "short_name", "shown"),
     [
@@ -282,6 +294,9 @@ class Mortal:
             self._num_looks -= 1
             self._is_alive = self._num_looks > 0
         return self._is_alive
+
+    def kill_if_stopped(self) -> None:
+        pass
 
     def send_signal(self, number: int) -> None:
         self.signals.append(number)

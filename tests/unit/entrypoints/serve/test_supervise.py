@@ -286,6 +286,25 @@ def test_no_front_end_is_replaced_if_faults_are_not_tolerated(
     play(monkeypatch, test, enabled=False)
 
 
+def test_a_front_end_that_died_just_before_the_shutdown_makes_it_no_failure(
+    monkeypatch: pytest.MonkeyPatch, stops: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    class NoProcess:
+        def __init__(self, *_: object, **__: object) -> None:
+            raise OSError("no memory at this moment")
+
+    async def test(scene: Scene, front_ends: list[PlayedProcess]) -> None:
+        await opened(front_ends)
+        monkeypatch.setattr(supervisor, "ChildProcess", NoProcess)
+        front_ends[0].control.close()
+        await until(lambda: "front end 0 cannot be started" in caplog.text)
+        scene.shutdowns[0].begun.set()
+        assert await ended(scene, front_ends[1:]) == 0
+        assert "a front end has died (killed)" in caplog.text
+
+    play(monkeypatch, test)
+
+
 def test_the_server_ends_when_the_last_engine_is_given_up(monkeypatch: pytest.MonkeyPatch, stops: list[float]) -> None:
     async def test(scene: Scene, front_ends: list[PlayedProcess]) -> None:
         await opened(front_ends)
