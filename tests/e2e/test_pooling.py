@@ -118,14 +118,14 @@ def test_vectors_are_those_of_transformers(
         with engine(base[0], pooler_config={"pooling_type": pooling_type}, **SCHEDULES[schedule]) as llm:
             for _ in range(2):
                 for ours, theirs in zip(embeddings(llm), truth[pooling_type], strict=True):
-                    np.testing.assert_allclose(ours, normalized(theirs), atol=2e-6, err_msg=pooling_type)
+                    np.testing.assert_allclose(ours, normalized(theirs), atol=1e-5, err_msg=pooling_type)
             raw = llm.embed(prompts()[4], pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
-            np.testing.assert_allclose(raw[0].outputs.embedding, truth[pooling_type][4], atol=1e-5)
+            np.testing.assert_allclose(raw[0].outputs.embedding, truth[pooling_type][4], atol=5e-5)
             of_tokens = llm.encode(
                 prompts(), PoolingParams(use_activation=False), pooling_task="token_embed", use_tqdm=False
             )
             for output, theirs in zip(of_tokens, truth["ALL"], strict=True):
-                np.testing.assert_allclose(output.outputs.data, theirs, atol=1e-5)
+                np.testing.assert_allclose(output.outputs.data, theirs, atol=5e-5)
             stats = llm.llm_engine.core.scheduler.stats
             # the other types compute all tokens, and those of a prompt are computed in queue order
             assert (stats.num_hit_tokens > 0) == (pooling_type == LAST and schedule != "no prefix cache")
@@ -191,8 +191,8 @@ def test_a_request_that_is_preempted_makes_its_vector_again(tmp_path: Path, pool
         while llm.llm_engine.has_unfinished_requests():
             found |= {output.request_id: output for output in llm.llm_engine.step() if output.finished}
     assert any("vector" in victim for victim in victims) or any("tokens" in victim for victim in victims)
-    np.testing.assert_allclose(found["vector"].parts["pooling"][0], vector, atol=2e-6)
-    np.testing.assert_allclose(found["tokens"].parts["pooling"], rows.outputs.data, atol=2e-6)
+    np.testing.assert_allclose(found["vector"].parts["pooling"][0], vector, atol=1e-5)
+    np.testing.assert_allclose(found["tokens"].parts["pooling"], rows.outputs.data, atol=1e-5)
     assert [found[f"chat{index}"].outputs[0].token_ids for index in range(4)] == [text.outputs[0].token_ids] * 4
 
 
@@ -211,7 +211,7 @@ def test_classes_are_those_of_transformers(tmp_path: Path, problem: str | None) 
                 )
                 assert output.outputs.labels == tuple(LABELS.values())
             raw = llm.classify(prompts(), pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
-            np.testing.assert_allclose([each.outputs.probs for each in raw], torch.stack(logits).numpy(), atol=1e-5)
+            np.testing.assert_allclose([each.outputs.probs for each in raw], torch.stack(logits).numpy(), atol=5e-5)
             with pytest.raises(InvalidRequestError, match="it does classify"):
                 llm.embed([[3, 4]], use_tqdm=False)
             with pytest.raises(InvalidRequestError, match="generates no text"):
@@ -224,7 +224,7 @@ def test_classes_of_tokens_are_those_of_transformers(tmp_path: Path) -> None:
         for output, prompt in zip(llm.encode(prompts(), use_tqdm=False), prompts(), strict=True):
             with torch.no_grad():
                 theirs = model(torch.tensor([prompt])).logits[0].softmax(-1)
-            np.testing.assert_allclose(output.outputs.data, theirs.numpy(), atol=2e-6)
+            np.testing.assert_allclose(output.outputs.data, theirs.numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["Reward", "ProcessReward"])
@@ -254,7 +254,7 @@ def test_reward_models(base: tuple[Path, PreTrainedModel], tmp_path: Path, kind:
             for output, prompt in zip(llm.encode(prompts(), use_tqdm=False), prompts(), strict=True):
                 found = scores(prompt)
                 expected = found[-1] if kind == "Reward" else found.softmax(-1)
-                np.testing.assert_allclose(output.outputs.data, expected.numpy(), rtol=1e-4, atol=2e-5)
+                np.testing.assert_allclose(output.outputs.data, expected.numpy(), rtol=1e-4, atol=5e-5)
     if kind == "Reward":
         return
     tag = prompts()[6][-1]
@@ -262,7 +262,7 @@ def test_reward_models(base: tuple[Path, PreTrainedModel], tmp_path: Path, kind:
         with engine(tmp_path, pooler_config={"pooling_type": "STEP", "step_tag_id": tag}, **arguments) as llm:
             for output, prompt in zip(llm.encode(prompts(), use_tqdm=False), prompts(), strict=True):
                 expected = scores(prompt).softmax(-1)[torch.tensor(prompt) == tag]
-                np.testing.assert_allclose(output.outputs.data, expected.numpy(), rtol=1e-4, atol=2e-5)
+                np.testing.assert_allclose(output.outputs.data, expected.numpy(), rtol=1e-4, atol=5e-5)
 
 
 @pytest.fixture(scope="module")
@@ -307,8 +307,8 @@ def test_a_folder_of_sentence_transformers(sentences: tuple[Path, PreTrainedMode
     for ours, short, prompt in zip(found, cut, prompts(), strict=True):
         pooled = torch.from_numpy(hidden_states(model, prompt).mean(axis=0))
         dense = torch.tanh(weights["linear.weight"] @ pooled + weights["linear.bias"]).numpy()
-        np.testing.assert_allclose(ours, normalized(dense), atol=2e-6)
-        np.testing.assert_allclose(short, normalized(dense[:8]), atol=2e-6)
+        np.testing.assert_allclose(ours, normalized(dense), atol=1e-5)
+        np.testing.assert_allclose(short, normalized(dense[:8]), atol=1e-5)
 
 
 def test_scores_are_cosines(base: tuple[Path, PreTrainedModel], truth: dict[str, list[np.ndarray[Any, Any]]]) -> None:

@@ -158,7 +158,7 @@ def test_a_file_is_the_model_of_its_weights(tmp_path: Path, architecture: str, m
         shares.append(float((run_prompt(model, prompt) - expected).norm() / expected.norm()))
     # The kernels quantize activations, too: that share is theirs. Attention in these models looks at one token. Where two
     # tokens are nearly even, a small error exchanges them, and the share is far larger. So it is the median of 41 prompts.
-    assert statistics.median(shares) < 0.05
+    assert statistics.median(shares) < 0.08
     monkeypatch.setenv("INFLIGHT_CPU_KERNELS", "off")
     assert torch.equal(run_prompt(load(file), PROMPT), run_prompt(load(plain), PROMPT))
 
