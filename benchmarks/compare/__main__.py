@@ -13,8 +13,8 @@ shows what a change cost or gained.
 
 A model that is a GGUF file (as the shapes qwen3-30b-a3b and gpt-oss-20b) is compared as it is stored, with llama.cpp.
 
-Where all engines of a format do not fit the memory together, ours meets one peer after the other. See `engines.py` for the
-environments that peers need.
+Where all engines of a format do not fit the memory together, ours meets one peer after the other; where no two fit, each engine
+runs all its rounds alone, so that the runs of a ratio are minutes apart. See `engines.py` for the environments that peers need.
 """
 
 from __future__ import annotations
@@ -77,8 +77,15 @@ class Comparison:
         peers = [self._engine(name, pairing[name]) for name in self._args.peers if name in pairing]
         if self._args.before is not None:
             peers.append(find_before(self._args.before, our_format))
-        needed = (1 + len(peers)) * (1.5 * weight_bytes(self.folder) + self._settings["kv_bytes"] + ENGINE_BYTES / 2)
-        if needed <= available_bytes() or len(peers) < 2:
+        size, free = weight_bytes(self.folder), available_bytes()
+        if peers and 2 * (size + self._settings["kv_bytes"] + ENGINE_BYTES) > free:
+            emit(benchmark="compare", note="no two engines fit the memory together: one after the other")
+            speeds: Speeds = {}
+            for engine in (ours, *peers):
+                speeds |= self._session([engine])
+            return [speeds]
+        needed = (1 + len(peers)) * (1.5 * size + self._settings["kv_bytes"] + ENGINE_BYTES / 2)
+        if needed <= free or len(peers) < 2:
             return [self._session([ours, *peers])]
         emit(benchmark="compare", note="the engines do not fit the memory together: one peer after the other")
         return [self._session([ours, peer]) for peer in peers]
