@@ -7,8 +7,11 @@ import os
 import signal
 import sys
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from benchmarks.robustness.fault_server import descendants
 from benchmarks.shared.free_port import free_port
@@ -58,13 +61,31 @@ class Launched:
             return False
 
 
+Launch = Callable[..., Launched]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """Starts the command, and kills it after the test; with it its server and its agent end."""
+    made: list[Launched] = []
+
+    def start(*arguments: str, port: int | None = None) -> Launched:
+        made.append(Launched(tmp_path, *arguments, port=port))
+        return made[-1]
+
+    yield start
+    for launched in made:
+        launched.popen.kill()
+        launched.popen.wait()
+
+
 def text_of(seen: Path) -> str:
     answer: Any = json.loads(seen.read_text())
     return str(answer["content"][0]["text"])
 
 
-def test_a_server_is_started_and_ended_with_its_agent(tmp_path: Path) -> None:
-    launched = Launched(tmp_path, "--model", str(EMBEDDED_MODEL), "--", "wait")
+def test_a_server_is_started_and_ended_with_its_agent(launch: Launch) -> None:
+    launched = launch("--model", str(EMBEDDED_MODEL), "--", "wait")
     wait_until(launched.seen.exists)
     assert "5" in text_of(launched.seen)
     pids = descendants(launched.popen.pid)
@@ -75,16 +96,19 @@ def test_a_server_is_started_and_ended_with_its_agent(tmp_path: Path) -> None:
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
-def test_the_server_ends_even_if_the_command_is_killed(tmp_path: Path) -> None:
-    launched = Launched(tmp_path, "--model", str(EMBEDDED_MODEL), "--", "wait")
+def test_the_server_and_the_agent_end_even_if_the_command_is_killed(launch: Launch) -> None:
+    launched = launch("--model", str(EMBEDDED_MODEL), "--", "wait")
     wait_until(launched.seen.exists)
+    pids = descendants(launched.popen.pid)
+    assert len(pids) >= 3
     launched.popen.kill()
     launched.popen.wait()
     wait_until(lambda: not launched.answers())
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
-def test_a_server_that_has_died_is_told_when_the_agent_has_ended(tmp_path: Path) -> None:
-    launched = Launched(tmp_path, "--model", str(EMBEDDED_MODEL), "--", "wait")
+def test_a_server_that_has_died_is_told_when_the_agent_has_ended(launch: Launch) -> None:
+    launched = launch("--model", str(EMBEDDED_MODEL), "--", "wait")
     wait_until(launched.seen.exists)
     words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in descendants(launched.popen.pid)}
     server = next(pid for pid, each in words.items() if b"serve" in each)
@@ -96,17 +120,17 @@ def test_a_server_that_has_died_is_told_when_the_agent_has_ended(tmp_path: Path)
     assert "warning: the server was killed before claude, with exit code -9" in launched.log.read_text()
 
 
-def test_a_server_that_runs_is_used_and_goes_on(tmp_path: Path) -> None:
+def test_a_server_that_runs_is_used_and_goes_on(launch: Launch) -> None:
     with serving() as server:
         server.wait_until("/ready", 200)
-        launched = Launched(tmp_path, port=server.port)
+        launched = launch(port=server.port)
         assert launched.popen.wait(300) == 3, launched.log.read_text()
         assert "5" in text_of(launched.seen)
         assert server.request("GET", "/health")[0] == 200
 
 
-def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
-    launched = Launched(tmp_path, "--model", str(tmp_path / "absent"))
+def test_a_server_that_cannot_start_says_why(launch: Launch, tmp_path: Path) -> None:
+    launched = launch("--model", str(tmp_path / "absent"))
     assert launched.popen.wait(300) == 1
     text = launched.log.read_text()
     assert "the server could not start" in text and "absent" in text and "Traceback" not in text

@@ -21,6 +21,7 @@ from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.metrics.serving import ServingMetrics
 from tests.e2e.serve_process import MODEL, assert_nothing_left, events_of, serving, shared_memory_of, tree_of
 from tests.support.certificates import make_certificate, needs_openssl
+from tests.support.waits import wait_until
 from tests.unit.engine.serving.serving import mock_engine
 
 KEY = "a-key-of-the-test"
@@ -38,6 +39,8 @@ def test_sigterm_lets_twenty_streams_end_and_leaves_nothing() -> None:
         assert re.search(
             rf"ready: http://\S+ serves {MODEL}, .*, after [\d.]+ s: {phases}$", server.text_of_log(), re.MULTILINE
         )
+        server.popen.send_signal(signal.SIGHUP)
+        wait_until(lambda: "SIGHUP: there is no file" in server.text_of_log())
         lasting = server.start_stream(2000)  # without it the others might have ended before the next looks
         server.popen.send_signal(signal.SIGTERM)
         assert "server_draining" in server.wait_until("/ready", 503)

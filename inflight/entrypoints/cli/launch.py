@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, TextIO
@@ -24,6 +25,7 @@ from inflight.entrypoints.cli.command import command, tell
 from inflight.entrypoints.cli.conversation import API_KEY_VARIABLE, LOCAL_SERVER
 from inflight.entrypoints.cli.models import NoServerError, WrongKeyError, served_models
 from inflight.errors import ConfigError, EngineError
+from inflight.processes.parent import die_with_parent
 
 SHORT_CONTEXT = 16_384  # tokens; the first request of an agent has 10,000 to 30,000
 READY = "ready"
@@ -258,7 +260,11 @@ def _run(agent: Agent, target: Target, arguments: list[str]) -> int:
             if value is None:
                 environment.pop(name, None)
         with _signals() as forward_to:
-            program = subprocess.Popen([agent.program, *setting.options, *arguments], env=environment)
+            # If this command is killed, the server is gone, and the agent would share the terminal with the shell. It is asked
+            # to end, so that it can give back the terminal as it was.
+            ask_to_end = partial(die_with_parent, os.getpid(), signal.SIGTERM)
+            command = [agent.program, *setting.options, *arguments]
+            program = subprocess.Popen(command, env=environment, preexec_fn=ask_to_end)  # this process has one thread
             forward_to(program)
             code = _wait_for_end(program)
     return 128 - code if code < 0 else code

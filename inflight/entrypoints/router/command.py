@@ -21,7 +21,7 @@ from inflight.entrypoints.router.model_settings import settings_of_model
 from inflight.entrypoints.router.presets import ALL, Preset
 from inflight.entrypoints.serve.command import warn_if_open
 from inflight.entrypoints.serve.listener import Listener
-from inflight.entrypoints.serve.server import Server, reads_files_again
+from inflight.entrypoints.serve.server import Server
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import END_SECONDS, Shutdown
 from inflight.entrypoints.serve.terminal import ServerTerminal
@@ -100,8 +100,7 @@ def run_router(
         ConfigError: the address, a file or the folder cannot be used.
     """
     terminal = ServerTerminal()
-    if reads_files_again(settings):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until a handler is installed
     catalog = make_catalog(settings, presets)
     ssl_context = make_ssl_context(settings)
     listener = Listener(settings)

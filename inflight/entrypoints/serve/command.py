@@ -15,7 +15,7 @@ import uvloop
 from inflight.config.engine_args import EngineArgs
 from inflight.entrypoints.response_store.place import StorePlace
 from inflight.entrypoints.serve.listener import Listener
-from inflight.entrypoints.serve.server import Server, StartUpClock, reads_files_again
+from inflight.entrypoints.serve.server import Server, StartUpClock
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import Shutdown
 from inflight.entrypoints.serve.terminal import ServerTerminal
@@ -37,9 +37,8 @@ def run_server(settings: ServerSettings, args: EngineArgs) -> NoReturn:
         EngineError: the engine or a front end could not start, or has died.
     """
     terminal = ServerTerminal()
-    if reads_files_again(settings):
-        # Until a handler is installed, SIGHUP must not end the process. Front ends inherit that it is ignored.
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # Until a handler is installed, SIGHUP must not end the process. Front ends inherit that it is ignored.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     clock = StartUpClock()
     check_model_name(args.model)  # first, so that a wrong name is an error before anything starts
     ssl_context = make_ssl_context(settings)

@@ -14,6 +14,7 @@ from inflight.engine.process.engine_keeper import EngineKeeper
 from inflight.engine.process.head_links import join_head
 from inflight.engine.process.remote_replica import terms_of
 from inflight.engine.start.model_files import resolve_config
+from inflight.entrypoints.serve.terminal import ServerTerminal
 from inflight.executor.node import MAX_CONNECT_SECONDS
 from inflight.sockets import shown
 
@@ -27,6 +28,7 @@ def run_headless(args: EngineArgs) -> None:
         ConfigError: the model cannot be used, or the head refuses a replica. No process was started.
         EngineError: the head does not answer, or a replica was given up. No process is left running.
     """
+    terminal = ServerTerminal()
     envs.cluster_token()  # raises if there is none, before all weights are read
     config = resolve_config(args)
     head = args.data_parallel_address or "", args.data_parallel_rpc_port
@@ -35,11 +37,12 @@ def run_headless(args: EngineArgs) -> None:
     logger.info("replicas %s join the head at %s", ", ".join(map(str, args.replicas)), shown(*head))
     for replica in config.replicas():
         join_head(replica.parallel, frozenset(), MAX_CONNECT_SECONDS, is_trial=True).close()
-    asyncio.run(_run(args, config))
+    asyncio.run(_run(args, config, terminal))
 
 
-async def _run(args: EngineArgs, config: EngineConfig) -> None:
+async def _run(args: EngineArgs, config: EngineConfig, terminal: ServerTerminal) -> None:
     signalled = asyncio.Event()
+    terminal.on_hangup(signalled.set)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signalled.set)
     keepers = [EngineKeeper(args, replica) for replica in config.replicas()]

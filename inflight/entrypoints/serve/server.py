@@ -147,8 +147,11 @@ class Server:
         Raises:
             ConfigError, EngineError: the engine could not start, or has died. Nothing is left running.
         """
-        if reads_files_again(self._settings):
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._record_hangup)
+        read_again = self._read_files_again if reads_files_again(self._settings) else None
+        if self._terminal is not None:
+            self._terminal.on_hangup(self._shutdown.begin, read_again)
+        elif read_again is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, read_again)
         http = self._accept(listener) if self._accepts_early else None
         try:
             self._model = await self._unless(self._shutdown.begun, self._start())
@@ -170,12 +173,6 @@ class Server:
         http = asyncio.create_task(self._http.serve(sockets=[listener]))
         http.add_done_callback(lambda _: self._shutdown.begin())  # if uvicorn ends early, it has failed
         return http
-
-    def _record_hangup(self) -> None:
-        if self._terminal is not None and self._terminal.was_closed:
-            self._shutdown.begin()
-        else:
-            self._read_files_again()
 
     def _read_files_again(self) -> None:
         """Read the certificate, its private key and the API keys again. If a file is wrong, its old contents stay in use."""
@@ -250,7 +247,7 @@ class Server:
 
 
 def reads_files_again(settings: ServerSettings) -> bool:
-    """Whether SIGHUP makes the server read files again. If not, SIGHUP ends the process, as usual."""
+    """Whether the server has files that SIGHUP makes it read again."""
     return settings.ssl_certfile is not None or settings.api_key_file is not None
 
 

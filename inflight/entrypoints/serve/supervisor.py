@@ -219,9 +219,10 @@ class Supervisor:
     def start_front_ends(self) -> None:
         self.front_ends += map(self._start_front_end, range(self._settings.api_server_count))
         self._looking = asyncio.create_task(self._look_after())
-        if reads_files_again(self._settings):
+        if self._terminal is not None:
             # A front end inherits that SIGHUP is ignored, so the signal cannot end it before it has a handler.
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._record_hangup)
+            read_again = self._pass_hangup_on if reads_files_again(self._settings) else None
+            self._terminal.on_hangup(self._shutdown.begin, read_again)
 
     async def _look_after(self) -> None:
         """Kill front ends that are stopped by a signal, from the start until the last one has ended."""
@@ -383,9 +384,6 @@ class Supervisor:
         start = FrontEndStart(settings=self._settings, args=self._args, index=index, is_replacement=is_replacement)
         return FrontEndProcess(index, self._listener.socket, start, {"PROMETHEUS_MULTIPROC_DIR": self._folder})
 
-    def _record_hangup(self) -> None:
-        if self._terminal is not None and self._terminal.was_closed:
-            self._shutdown.begin()
-            return
+    def _pass_hangup_on(self) -> None:
         for front_end in self.front_ends:
             front_end.process.send_signal(signal.SIGHUP)

@@ -94,14 +94,13 @@ def test_one_front_end_serves_in_this_process(played: Played, caplog: pytest.Log
     caplog.set_level("INFO", "inflight")
     settings, args = ServerSettings(port=0, shutdown_timeout=12.0), EngineArgs(model="org/m")
     before = [signal.getsignal(number) for number in SIGNALS]
-    hangup = signal.getsignal(signal.SIGHUP)
     assert ends(settings, args) == 7
     assert played.calls == ["run", "engine_start", "engine"]
     assert played.settings.port != 0 and played.given == (played.settings, args)
     assert played.ssl_context is None
     assert not played.is_open_at_end
     assert played.handled != before, "signals begin the shutdown while it serves"
-    assert signal.getsignal(signal.SIGHUP) == hangup
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, "until the server handles it"
     phases = [phase.split()[0] for phase in played.clock.summary().split(": ")[1].split(", ")]
     assert phases == ["listening", "importing"]
     ready = f"ready: http://127.0.0.1:{played.settings.port} serves the model, after "
@@ -136,12 +135,6 @@ def test_what_is_wrong_is_found_before_anything_listens(
     with pytest.raises(ConfigError, match="ssl_certfile"):
         run_server(ServerSettings(port=0, ssl_certfile=str(tmp_path / "none")), EngineArgs())
     assert not played.calls
-
-
-def test_a_server_that_reads_files_again_does_not_end_at_sighup(played: Played, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("a-long-enough-key-of-a-client\n")
-    assert ends(ServerSettings(port=0, api_key_file=str(tmp_path / "keys")), EngineArgs()) == 7
-    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 @needs_openssl

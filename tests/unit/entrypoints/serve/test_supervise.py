@@ -25,6 +25,7 @@ from inflight.entrypoints.serve.server import StartUpClock
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.entrypoints.serve.shutdown import CUT_SECONDS, END_SECONDS, Shutdown
 from inflight.entrypoints.serve.supervisor import CUT_GRACE_SECONDS, LAST_SECONDS, Supervisor, supervise
+from inflight.entrypoints.serve.terminal import ServerTerminal
 from inflight.errors import ConfigError, EngineDeadError, EngineError
 from inflight.processes.line_wire import LineWire
 from tests.support.virtual_time import VirtualTimeLoop
@@ -377,23 +378,26 @@ def test_a_front_end_that_does_not_drain_is_cut(stops: list[float], is_cut: bool
     assert heard == [[DRAIN, CUT]] * 2
 
 
-def test_front_ends_read_files_again_with_the_command(stops: list[float], tmp_path: Path) -> None:
+def test_front_ends_read_files_again_with_the_command(
+    monkeypatch: pytest.MonkeyPatch, stops: list[float], tmp_path: Path
+) -> None:
     async def test() -> None:
         settings = ServerSettings(port=0, api_server_count=2, api_key_file=str(tmp_path / "keys"))
-        terminal: Any = SimpleNamespace(was_closed=False)
+        terminal = ServerTerminal()
         supervised = Supervisor(settings, ARGS, Listener(SETTINGS), Shutdown(1.0), "", terminal)
         supervised.start_front_ends()
         assert signal.getsignal(signal.SIGHUP) != signal.SIG_DFL, "the signal would end the tests"
         signal.raise_signal(signal.SIGHUP)
         await until(lambda: all(each.signals == [signal.SIGHUP] for each in PlayedProcess.made))
         assert not supervised._shutdown.begun.is_set()
-        terminal.was_closed = True
+        monkeypatch.setattr(ServerTerminal, "was_closed", True)
         signal.raise_signal(signal.SIGHUP)
         await until(supervised._shutdown.begun.is_set)
         for each in PlayedProcess.made:
             each.control.close()
         await supervised.end()
 
+    monkeypatch.setattr(ServerTerminal, "was_closed", False)
     before = signal.getsignal(signal.SIGHUP)
     try:
         run(test)

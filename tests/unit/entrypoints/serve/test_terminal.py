@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from inflight.entrypoints.serve import terminal as terminal_module
 from inflight.entrypoints.serve.terminal import ServerTerminal
+from tests.unit.engine.serving.event_loop import run, until
 
 
 @pytest.mark.parametrize(("had_one", "is_ignored"), [(True, False), (True, True), (False, False)])
@@ -27,3 +29,27 @@ def test_the_end_of_the_terminal_counts_unless_sighup_was_ignored(
     assert not terminal.was_closed
     path.unlink(missing_ok=True)
     assert terminal.was_closed == (had_one and not is_ignored)
+
+
+@pytest.mark.parametrize(
+    ("was_closed", "has_files", "expected"), [(True, True, "end"), (False, True, "read"), (False, False, "goes on")]
+)
+def test_what_sighup_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, was_closed: bool, has_files: bool, expected: str
+) -> None:
+    async def test() -> None:
+        terminal = ServerTerminal()
+        done: list[str] = []
+        terminal.on_hangup(lambda: done.append("end"), (lambda: done.append("read")) if has_files else None)
+        signal.raise_signal(signal.SIGHUP)
+        await until(lambda: bool(done or caplog.records))
+        assert [*done, *caplog.messages] == [expected] or (not done and expected in caplog.messages[0])
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+
+    caplog.set_level("INFO", "inflight")
+    monkeypatch.setattr(ServerTerminal, "was_closed", was_closed)
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        run(test)
+    finally:
+        signal.signal(signal.SIGHUP, before)
