@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -37,42 +37,49 @@ class Event:
         return (self.end_ns - self.start_ns) / 1e3
 
 
+class Span:
+    """The context manager of `Timeline.span`, for one use. It is a class, because a generator makes twice as many calls."""
+
+    def __init__(self, timeline: Timeline, step_id: int, phase: str) -> None:
+        self._timeline, self._step_id, self._phase = timeline, step_id, phase
+
+    def __enter__(self) -> None:
+        self._thread, start = threading.get_ident(), time.perf_counter_ns()
+        self._outer = self._timeline.spans.get(self._thread)
+        self._timeline.spans[self._thread] = self._step_id, self._phase, start
+
+    def __exit__(self, *_: object) -> None:
+        self._timeline.record(*self._timeline.spans.pop(self._thread), time.perf_counter_ns())
+        if self._outer is not None:
+            self._timeline.spans[self._thread] = self._outer
+
+
 class Timeline:
-    """The ring buffer. Several threads may record events, because each event gets an index of its own, atomically."""
+    """The ring buffer. Several threads may record events, because `deque.append` is atomic."""
 
     def __init__(self, capacity: int = 8192) -> None:
-        self._ring: list[Event | None] = [None] * capacity
-        self._next = itertools.count()
-        self._under_way: dict[int, tuple[int, str, int]] = {}  # thread -> (step, phase, start) of its current span
+        self._ring = deque[tuple[int, str, int, int, Mapping[str, float] | None]](
+            maxlen=capacity
+        )  # the fields of events
+        self.spans: dict[int, tuple[int, str, int]] = {}  # thread -> (step, phase, start) of its current span
 
     def record(
         self, step_id: int, phase: str, start_ns: int, end_ns: int, details: Mapping[str, float] | None = None
     ) -> None:
-        self._ring[next(self._next) % len(self._ring)] = Event(step_id, phase, start_ns, end_ns, details)
+        self._ring.append((step_id, phase, start_ns, end_ns, details))
 
-    @contextmanager
-    def span(self, step_id: int, phase: str) -> Iterator[None]:
+    def span(self, step_id: int, phase: str) -> Span:
         """Record the time of the `with` body as one event, even if the body raises."""
-        thread, start = threading.get_ident(), time.perf_counter_ns()
-        outer = self._under_way.get(thread)
-        self._under_way[thread] = step_id, phase, start
-        try:
-            yield
-        finally:
-            self.record(step_id, phase, start, time.perf_counter_ns())
-            if outer is None:
-                del self._under_way[thread]
-            else:
-                self._under_way[thread] = outer
+        return Span(self, step_id, phase)
 
     def under_way(self) -> list[str]:
         """Returns the spans that have not ended yet, oldest first, such as "forward of step 7 for 3.9 s". Any thread may call
         this method."""
         now = time.perf_counter_ns()
-        spans = sorted(self._under_way.copy().values(), key=lambda span: span[2])
+        spans = sorted(self.spans.copy().values(), key=lambda span: span[2])
         return [f"{phase} of step {step_id} for {(now - start) / 1e9:.1f} s" for step_id, phase, start in spans]
 
     def events(self, since_ns: int = 0) -> list[Event]:
         """Returns the events that are still in the ring buffer and ended after `since_ns`, by start time."""
-        events = [event for event in self._ring if event is not None and event.end_ns > since_ns]
+        events = [event for event in itertools.starmap(Event, self._ring.copy()) if event.end_ns > since_ns]
         return sorted(events, key=lambda event: event.start_ns)

@@ -76,7 +76,6 @@ class DecoderForCausalLM(CausalLM):
         if architecture.token_inputs is not None:
             assert stage.is_first and stage.is_last, "the sizes were checked at start"
             self.token_inputs = TokenInputs(len(self.layers), *sizes, architecture.token_inputs, context)
-        self.taped = TapedLayers(self.layers, context)
         if stage.is_last:
             self.norm = make_norm(architecture, context, reads_stream=True)
             self.norm_name = architecture.final_norm
@@ -89,6 +88,7 @@ class DecoderForCausalLM(CausalLM):
             tied = self.embed_tokens if architecture.tie_word_embeddings else None
             make_head = BiasedHead if architecture.head_bias else LogitsHead
             self.lm_head = make_head(vocab_size, hidden_size, tied_embedding=tied, context=context)
+        self.taped = TapedLayers(self, context)
 
     def forward(self, step: ModelStep) -> Tensor | IntermediateTensors:
         rotations = tuple(rotary(step.positions) for rotary in self.rotaries)
@@ -107,26 +107,24 @@ class DecoderForCausalLM(CausalLM):
             token_inputs = self.token_inputs(step.input_ids, residual, image_rows)
         shared = LayerStep(rotations, step.attn_metadata, token_inputs, step.captured)
 
-        def compute() -> tuple[Tensor, Tensor]:
+        def compute() -> tuple[Tensor, ...]:
             *others, last = range(len(self.layers)) if step.layers is None else step.layers
             result: tuple[Tensor | None, Tensor] = delta, residual
             for index in others:
                 result = self.layers[index](*result, shared)
                 if added is not None:
                     added.add_behind(index, result[1])
-            if added is None or not added.reaches(last, residual.shape[1]):
-                last_result: tuple[Tensor, Tensor] = self.layers[last](*result, shared, rows)
-                return last_result
-            last_result = self.layers[last](*result, shared, None)
-            added.add_behind(last, last_result[1])
-            return last_result if rows is None else (last_result[0][rows], last_result[1][rows])
+            is_added = added is not None and added.reaches(last, residual.shape[1])
+            hidden, stream = self.layers[last](*result, shared, None if is_added else rows)
+            if added is not None and is_added:
+                added.add_behind(last, stream)
+                hidden, stream = (hidden, stream) if rows is None else (hidden[rows], stream[rows])
+            return (self.norm.add_and_norm(hidden, stream),) if self.stage.is_last else (hidden, stream)
 
         inputs = (residual, delta, token_inputs, step.captured, *(x for each in rotations for x in each.tensors))
         has_tape = step.layers is None and added is None  # of all layers, with nothing between them
-        delta, residual = self.taped(compute, inputs, rows, step.attn_metadata) if has_tape else compute()
-        if not self.stage.is_last:
-            return IntermediateTensors(delta, residual, step.captured)
-        return self.norm.add_and_norm(delta, residual)
+        results = self.taped(compute, inputs, rows, step.attn_metadata) if has_tape else compute()
+        return results[0] if self.stage.is_last else IntermediateTensors(results[0], results[1], step.captured)
 
     def embed(self, token_ids: Tensor, positions: Tensor, token_types: Tensor | None) -> Tensor:
         """token_ids [num_tokens] -> [num_tokens, hidden_size]. Only on the first stage."""

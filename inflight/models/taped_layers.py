@@ -1,7 +1,8 @@
-"""`TapedLayers`: on a CPU, all layers of a stage in one call of the C++ kernels (kernels/cpu/tape.py)."""
+"""`TapedLayers`: on a CPU, the layers of a stage and the norm behind them in one call of the kernels (kernels/cpu/tape.py)."""
 
 import logging
 from collections.abc import Callable, Sequence
+from operator import attrgetter, is_
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from inflight.layers.recurrent_state import RecurrentState
 
 logger = logging.getLogger(__name__)
 
+_KV_CACHE = attrgetter("kv_cache")
+
 
 class TapedLayers:
     """Records the layers in a step, and replays the tape in later steps. There is one tape for each kind of input: with or
@@ -30,9 +33,9 @@ class TapedLayers:
     A tape holds the KV caches and the collectives of its recording. If one of these changes, the tapes are dropped.
     """
 
-    def __init__(self, layers: nn.Module, context: LayerContext) -> None:
-        self._layers, self._group = layers, context.tp if context.ep is None else context.ep
-        self._cached = [module for module in layers.modules() if isinstance(module, Attention | RecurrentState)]
+    def __init__(self, model: nn.Module, context: LayerContext) -> None:
+        self._model, self._group = model, context.tp if context.ep is None else context.ep
+        self._cached = [module for module in model.modules() if isinstance(module, Attention | RecurrentState)]
         is_on_kernels = all(isinstance(layer.backend, CpuPagedBackend) for layer in self._cached)
         self._kernels = context.ops.kernels if isinstance(context.ops, CpuLayerOps) and is_on_kernels else None
         self._groups: list[int] = []  # the KV groups of this stage's layers
@@ -58,8 +61,8 @@ class TapedLayers:
         shares_memory = self._group.size == 1 or isinstance(collectives, SharedCollectives)
         if self._kernels is None or not shares_memory or not num_tokens or not all(x.is_contiguous() for x in tensors):
             return compute()
-        bound = [*(layer.kv_cache for layer in self._cached), collectives]
-        if len(bound) != len(self._bound) or any(a is not b for a, b in zip(bound, self._bound, strict=True)):
+        bound = [*map(_KV_CACHE, self._cached), collectives]
+        if len(bound) != len(self._bound) or not all(map(is_, bound, self._bound)):
             self._tapes, self._bound = {}, bound
             self._groups = sorted({layer.group_index for layer in self._cached})
         steps = [_step_of(attn_metadata[group], num_tokens) for group in self._groups]
@@ -70,8 +73,8 @@ class TapedLayers:
             return compute() if tape is None else tape.replay(tensors, rows, steps, run)
         if rows is not None and not len(rows):
             return compute()  # a recording needs rows
-        caches = [layer.kv_cache for layer in self._cached if layer.kv_cache is not None]
-        with Recorder(self._kernels, tensors, rows, steps, [*self._layers.parameters(), *caches]) as recorder:
+        caches = [cache for cache in bound if isinstance(cache, Tensor)]
+        with Recorder(self._kernels, tensors, rows, steps, [*self._model.parameters(), *caches]) as recorder:
             results = compute()
         self._tapes[key] = recorder.finish(results)
         if recorder.refusal is not None:
@@ -85,8 +88,6 @@ def _run_alone(call: Callable[[], int]) -> None:
 
 
 def _step_of(metadata: AttentionMetadata, num_tokens: int) -> AttentionStep:
-    assert isinstance(metadata, CpuPagedMetadata | CpuStateMetadata), (
-        f"metadata of another backend: {type(metadata).__name__}"
-    )
+    assert isinstance(metadata, CpuPagedMetadata | CpuStateMetadata), f"metadata of another backend: {metadata}"
     assert num_tokens == metadata.num_tokens, f"{num_tokens} queries, {metadata.num_tokens} in the metadata"
     return metadata.step

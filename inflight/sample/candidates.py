@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from inflight.sample.draw import argmax_rows, draw_random
+from inflight.sample.draw import draw_random, largest_of_rows
 from inflight.sample.noise import log_exponential, noise_words
 from inflight.sample.reductions import row_chunks, softmax_mass, top_window
 from inflight.sample.rows import RestrictedRows
@@ -71,8 +71,8 @@ def draw_restricted(logits: Tensor, restricted: RestrictedRows, hashes: Tensor) 
     kept, decided = survivors(values, limits)
     noise = log_exponential(noise_words(hashes[ids], restricted.keys))
     race = torch.where(kept, values - noise, -torch.inf)
-    best = argmax_rows(race)[:, None]
-    tokens, scores = ids.gather(1, best)[:, 0], race.gather(1, best)[:, 0]
+    best, scores = largest_of_rows(race)
+    tokens = ids.gather(1, best[:, None])[:, 0]
     undecided = (~decided).nonzero()[:, 0]
     if len(undecided):
         left = logits[undecided]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from inflight.sample.candidates import draw_restricted
-from inflight.sample.draw import argmax_rows, draw_random
+from inflight.sample.draw import draw_random, largest_of_rows
 from inflight.sample.logprobs import LogprobsTensors
 from inflight.sample.noise import token_hashes
 from inflight.sample.processors import LogitsProcessors
@@ -82,10 +82,10 @@ class Sampler:
         if not len(logits):
             return torch.empty(0, dtype=torch.int32, device=logits.device)
         if metadata.all_greedy:
-            return most_probable(logits)
+            return possible(*largest_of_rows(logits))
         token_ids = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
         if metadata.greedy_rows is not None:
-            token_ids[metadata.greedy_rows] = most_probable(logits[metadata.greedy_rows])
+            token_ids[metadata.greedy_rows] = possible(*largest_of_rows(logits[metadata.greedy_rows]))
         if (random := metadata.random) is not None:
             drawn = possible(*draw_random(scaled_rows(logits, random), random.keys, self._hashes))
             token_ids[slice(None) if random.rows is None else random.rows] = drawn
@@ -95,12 +95,6 @@ class Sampler:
         return token_ids
 
 
-def most_probable(logits: Tensor) -> Tensor:
-    """The greedy draws, int32 [n]."""
-    tokens = argmax_rows(logits)
-    return possible(tokens, logits.gather(1, tokens[:, None])[:, 0])
-
-
 def scaled_rows(logits: Tensor, random: RandomRows) -> Tensor:
     """The logits of the rows of `random`, divided by their temperatures. If these are all rows, `logits` is overwritten."""
     rows = logits if random.rows is None else logits[random.rows]
@@ -108,5 +102,9 @@ def scaled_rows(logits: Tensor, random: RandomRows) -> Tensor:
 
 
 def possible(tokens: Tensor, scores: Tensor) -> Tensor:
-    """Returns `tokens` as int32, with IMPOSSIBLE_TOKEN where the score is infinite or NaN."""
+    """Returns `tokens` as int32, with IMPOSSIBLE_TOKEN where the score is infinite or NaN. On a CPU by numpy: after a forward
+    pass nothing is in the caches, and a call of torch takes several times as long as one of numpy."""
+    if tokens.device.type == "cpu":
+        found = np.where(np.isfinite(scores.numpy()), tokens.numpy(), IMPOSSIBLE_TOKEN)
+        return torch.from_numpy(found.astype(np.int32))
     return torch.where(scores.isfinite(), tokens, IMPOSSIBLE_TOKEN).to(torch.int32)

@@ -15,7 +15,6 @@ row. Without drafts k is 0, so a line is one token.
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from inflight.distributed.token_link import TokenSender
@@ -34,25 +33,22 @@ class DrawnTokens:
         self,
         max_num_seqs: int,
         max_model_len: int,
-        device: torch.device,
         *,
         num_speculative_tokens: int = 0,
         senders: Sequence[TokenSender] = (),
     ) -> None:
-        k = num_speculative_tokens
-        self._last = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        self._k = num_speculative_tokens
+        self._last: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         # how many tokens each slot's request has, the last drawn token included; used only if k > 0
         self.num_tokens: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
-        self.drafts: Int32Array = np.full((max_num_seqs, k), -1, dtype=np.int32)
+        self.drafts: Int32Array = np.full((max_num_seqs, self._k), -1, dtype=np.int32)
         # each slot's sequence, on the rank that draws; a prompt is written only if a penalty, a bad word or a proposer reads it
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
-        self._k, self._device = k, device
         self.senders = tuple(senders)
 
-    def fill(self, input_ids: Tensor, indices: Tensor, slots: Tensor) -> None:
+    def fill(self, input_ids: Int32Array, indices: Int32Array, slots: Int32Array) -> None:
         """Write the last drawn token of each of `slots` to `input_ids[indices]`."""
-        if len(indices):
-            input_ids[indices] = self._last[slots]
+        input_ids[indices] = self._last[slots]
 
     def remember(self, requests: Sequence[NewRequestData], forced: TokenDelta | None) -> None:
         """Keep the tokens of new requests and the tokens that a grammar has forced.
@@ -73,20 +69,18 @@ class DrawnTokens:
     def add(self, slots: Int32Array, positions: Int32Array, message: Tensor) -> None:
         """Send a step's message to the earlier stages, and apply it. Called on the last stage. The first token emitted for
         `slots[i]` is at `positions[i]`."""
-        on_host = message.cpu() if self.senders else message  # the links are between hosts
         for sender in self.senders:
-            sender.send(on_host)
+            sender.send(message.cpu())  # the links are between hosts
         self.apply(slots, positions, message)
 
     def apply(self, slots: Int32Array, positions: Int32Array, message: Tensor) -> None:
         """Apply a step's message; the arguments are the same as for `add`."""
-        index = torch.from_numpy(slots.astype(np.int64)).to(self._device)
-        if not self._k:
-            self._last[index] = message[:, 0].to(self._device)
-            return
         columns = message.cpu().numpy()
+        if not self._k:
+            self._last[slots] = columns[:, 0]
+            return
         tokens = columns[:, : self._k + 1]
         self.drafts[slots] = columns[:, self._k + 1 :]
         counts = (tokens >= 0).sum(axis=1, dtype=np.int32)
         self.num_tokens[slots] = positions + counts
-        self._last[index] = torch.from_numpy(tokens[np.arange(len(tokens)), counts - 1]).to(self._device)
+        self._last[slots] = tokens[np.arange(len(tokens)), counts - 1]

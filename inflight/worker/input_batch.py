@@ -57,7 +57,7 @@ class StepInputs:
     @property
     def first_positions(self) -> Int32Array:
         """[num_sampling_rows]: the position of each row's first drawn token."""
-        return self.seq_lens[self.sampling_rows] + 1 - np.diff(self.draw_start_loc)
+        return self.seq_lens[self.sampling_rows] + 1 - (self.draw_start_loc[1:] - self.draw_start_loc[:-1])
 
 
 class InputBatch:

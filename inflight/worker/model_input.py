@@ -1,7 +1,6 @@
 """The data of one step of `ModelRunner`, handed from phase to phase: prepare -> forward -> sample -> drain.
 
 After a phase has ended, nobody writes to the arrays that it made, because the drain thread and later steps may still read them.
-The only exception is `ForwardInput.input_ids`.
 """
 
 from concurrent.futures import Future
@@ -23,14 +22,11 @@ from inflight.worker.parts.row_parts import StepParts
 
 @dataclass(frozen=True, slots=True)
 class ForwardInput:
-    """Everything the device needs for one step. It changes once: `execute_model` writes the drawn tokens to `input_ids`."""
+    """Everything the device needs for one step, besides the input tokens: the last of them are known when it begins."""
 
     inputs: StepInputs  # the same inputs, on the host
-    input_ids: torch.Tensor  # [num_tokens] int32; 0 at `drawn_tokens` until these are known
     positions: torch.Tensor  # [num_tokens] int32
     attn_metadata: tuple[AttentionMetadata, ...]  # one per KV group
-    drawn_tokens: torch.Tensor  # [num_drawn] int64, the indices of the input tokens that older steps draw
-    drawn_slots: torch.Tensor  # [num_drawn] int64
     logits_indices: torch.Tensor  # [num_draws] int64, into the step's tokens
     sampling_rows: SamplingRows | None  # [num_draws], on the rank that draws
     metadata: SamplingMetadata | None  # made from `sampling_rows`

@@ -49,7 +49,6 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
         self._drawn_tokens = DrawnTokens(
             max_num_seqs,
             config.model.max_model_len,
-            device.torch_device,
             num_speculative_tokens=self._num_speculative_tokens,
             senders=pipeline.senders,
         )
@@ -117,11 +116,8 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
         draw_positions = inputs.positions[draw_tokens] + 1
         return ForwardInput(
             inputs=inputs,
-            input_ids=device.to_device(inputs.input_ids),
             positions=device.to_device(inputs.rope_positions(model_input.rope_deltas)),
             attn_metadata=self._attn_metadata(model_input, inputs),
-            drawn_tokens=device.to_device(inputs.drawn_tokens.astype(np.int64)),
-            drawn_slots=device.to_device(inputs.drawn_slots.astype(np.int64)),
             logits_indices=device.to_device(draw_tokens),
             sampling_rows=rows,
             metadata=None if rows is None else rows.metadata(draw_positions),
@@ -159,18 +155,18 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
             if model_input.message is not None:
                 slots, positions = model_input.sampling_slots, inputs.first_positions
                 self._inbox.expect(plan.step_id, slots, positions, model_input.message)
-            if self._stage.is_first:
-                self._drawn_tokens.fill(forward_input.input_ids, forward_input.drawn_tokens, forward_input.drawn_slots)
-            output = self._forward(forward_input, intermediate)
+            input_ids = inputs.input_ids.copy()
+            self._drawn_tokens.fill(input_ids, inputs.drawn_tokens, inputs.drawn_slots)
+            output = self._forward(forward_input, self._device.to_device(input_ids), intermediate)
             return output.padded(plan.num_tokens) if isinstance(output, IntermediateTensors) else output
 
     def _forward(
-        self, forward_input: ForwardInput, intermediate: IntermediateTensors | None
+        self, forward_input: ForwardInput, input_ids: Tensor, intermediate: IntermediateTensors | None
     ) -> ForwardOutput | IntermediateTensors:
-        parts, rows, attn_metadata = forward_input.parts, forward_input.logits_indices, forward_input.attn_metadata
+        parts, rows = forward_input.parts, forward_input.logits_indices
         computed = None if self._reads_hidden else rows
-        captured = self._new_captured and self._new_captured(forward_input.input_ids, intermediate)
-        inputs = forward_input.input_ids, forward_input.positions, attn_metadata, computed
+        captured = self._new_captured and self._new_captured(input_ids, intermediate)
+        inputs = input_ids, forward_input.positions, forward_input.attn_metadata, computed
         step = ModelStep(*inputs, intermediate=intermediate, captured=captured)
         if parts is not None:
             parts.upload(self._device.to_device)
@@ -193,12 +189,12 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
         if isinstance(forward, IntermediateTensors):
             return DrawnStep(plan.step_id)
         with self._timeline.span(plan.step_id, "sample"):
-            inputs = forward.forward_input.inputs
+            positions = forward.forward_input.inputs.first_positions
             if not self._draws:  # another rank of the stage draws
                 if len(slots):
                     width = 2 * self._num_speculative_tokens + 1
                     nothing = torch.empty(len(slots), width, dtype=torch.int32, device=self._device.torch_device)
-                    self._drawn_tokens.add(slots, inputs.first_positions, self._tp.broadcast(nothing))
+                    self._drawn_tokens.add(slots, positions, self._tp.broadcast(nothing))
                 return DrawnStep(plan.step_id)
             self._drawn_tokens.remember(model_input.new_histories, plan.forced_tokens)
             if self._drafts is not None:
@@ -208,26 +204,24 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
             drawn = self._draw(plan, forward, grammar_output)
             verified: VerifiedDraws | None = None
             if self._drafts is None:
-                message = drawn.token_ids.clamp(min=0)[:, None]  # [num_sampling_rows, 1], as `message_of`
-                self._drawn_tokens.write(slots, inputs.first_positions, message[:, 0].cpu().numpy())
+                emitted = np.maximum(drawn.token_ids.cpu().numpy(), 0)
+                self._drawn_tokens.write(slots, positions, emitted)
+                message = self._device.to_device(emitted[:, None])  # as `message_of`
             else:
                 message, verified = self._drafts.verify(drawn.token_ids, model_input, forward)
-            self._drawn_tokens.add(slots, inputs.first_positions, self._tp.broadcast(message))
+            self._drawn_tokens.add(slots, positions, self._tp.broadcast(message))
             return DrawnStep(plan.step_id, drawn, verified, forward.forward_input.parts)
 
     def _draw(
         self, plan: SchedulerOutput, forward: ForwardOutput, grammar_output: GrammarOutput | None
     ) -> SamplerOutput:
         forward_input, known = forward.forward_input, self._drawn_tokens.token_ids
-        inputs = forward_input.inputs
         rows = forward_input.sampling_rows
         metadata = forward_input.metadata
         assert rows is not None and metadata is not None
-        drafts = inputs.draft_tokens
-        self._drawn_tokens.write(inputs.draft_slots, inputs.positions[drafts], inputs.input_ids[drafts])
         if grammar_output is None and rows.is_plain:
             return self._sampler(forward.logits, metadata)
-        masks = None if grammar_output is None else grammar_masks(plan, grammar_output, inputs.draw_start_loc)
+        masks = grammar_masks(plan, grammar_output, forward_input.inputs.draw_start_loc)
         processors = LogitsProcessors.of(
             rows, forward_input.draw_positions, forward_input.num_prompt_tokens, masks, self._device.to_device
         )

@@ -128,10 +128,13 @@ class StepDrafts:
         return resolve_drafts(plan, inputs, num_tokens, drafts)
 
     def begin(self, model_input: ModelInput, forward: ForwardOutput) -> None:
-        """Call it in each step, before its draws: new requests have slots of older ones."""
+        """Call it in each step, before its draws: new requests have slots of older ones, and penalties read the drafts."""
         source = self._draft_model or self._proposer
         assert source is not None
         source.begin(model_input.plan.new_requests)
+        inputs = forward.forward_input.inputs
+        drafts = inputs.draft_tokens
+        self._drawn_tokens.write(inputs.draft_slots, inputs.positions[drafts], inputs.input_ids[drafts])
         if self._draft_model is not None and not len(model_input.sampling_slots):  # the step computes prompts only
             self._propose(model_input, forward, NO_TOKENS)
 

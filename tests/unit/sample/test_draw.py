@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight.sample.draw import argmax_rows
+from inflight.sample.draw import largest_of_rows
 from inflight.sampling_params import SamplingParams
 from tests.unit.sample.batch import GREEDY, Row, sample, tokens_of
 
@@ -173,7 +173,8 @@ def test_a_high_temperature_is_flat() -> None:
 def test_argmax_takes_the_lowest_id_on_a_tie(num_rows: int, vocab_size: int) -> None:
     values = torch.randint(0, 3, (num_rows, vocab_size), generator=torch.Generator().manual_seed(2)).float()
     expected = [row.index(max(row)) for row in values.tolist()]
-    assert argmax_rows(values).tolist() == expected
+    columns, largest = largest_of_rows(values)
+    assert columns.tolist() == expected and torch.equal(largest, values.amax(dim=1))
     assert values.argmax(dim=1).tolist() == expected  # what a GPU does
     assert tokens_of(values, [Row()] * num_rows) == expected
     values = torch.full((num_rows, vocab_size), -1.0)
@@ -214,5 +215,6 @@ def test_logits_of_the_wrong_shape_are_a_broken_invariant() -> None:
 
 
 def test_numpy_argmax_sees_infinities() -> None:
-    values = torch.tensor([[-np.inf, -np.inf, -1e30], [np.inf, 1.0, np.inf]])
-    assert argmax_rows(values).tolist() == [2, 0]
+    values = torch.tensor([[-np.inf, -np.inf, -1024.0], [np.inf, 1.0, np.inf]])
+    columns, largest = largest_of_rows(values)
+    assert (columns.tolist(), largest.tolist()) == ([2, 0], [-1024.0, np.inf])

@@ -16,13 +16,11 @@ from inflight.worker.drawn_tokens import DrawnTokens
 from inflight.worker.token_inbox import TokenInbox
 from tests.support.enough_time import with_enough_time
 
-CPU = torch.device("cpu")
-
 
 class FirstStage:
     def __init__(self, receiver: TokenReceiver) -> None:
         self.receiver = receiver
-        self.drawn = DrawnTokens(4, 8, CPU)
+        self.drawn = DrawnTokens(4, 8)
         self.inbox = TokenInbox(receiver, self.drawn.apply)
 
     def expect(self, step_id: int, slots: list[int]) -> None:
@@ -30,10 +28,10 @@ class FirstStage:
             self.inbox.expect(step_id, ints(*slots), ints(*slots), self.inbox.post(len(slots)))
 
     def filled(self, slots: list[int], step_id: int) -> list[int]:
-        input_ids = torch.zeros(len(slots), dtype=torch.int32)
+        input_ids = np.zeros(len(slots), dtype=np.int32)
         self.inbox.receive(step_id)
-        self.drawn.fill(input_ids, torch.arange(len(slots)), torch.tensor(slots))
-        return input_ids.tolist()
+        self.drawn.fill(input_ids, ints(*range(len(slots))), ints(*slots))
+        return [int(each) for each in input_ids]
 
 
 def ints(*values: int) -> np.ndarray:
@@ -49,7 +47,7 @@ def stages(timeout_seconds: float = 300.0) -> Iterator[tuple[DrawnTokens, FirstS
     worlds = ThreadWorlds(RankLayout(1, 2), timeout_seconds)
     sender, receiver = TokenSender(worlds.of(1).channel(0, "tokens")), TokenReceiver(worlds.of(0).channel(1, "tokens"))
     try:
-        yield DrawnTokens(4, 8, CPU, senders=[sender]), FirstStage(receiver)
+        yield DrawnTokens(4, 8, senders=[sender]), FirstStage(receiver)
     finally:
         worlds.close("the test is over")
         sender.close()
