@@ -1,10 +1,12 @@
 """Finds a model's files: in the installation (the small embedded model), a folder, a GGUF file, or on the Hugging Face hub."""
 
+import contextlib
 import glob
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, TypeVar
 
@@ -17,7 +19,7 @@ AnyPath = TypeVar("AnyPath", bound=PurePath)
 EMBEDDED_MODEL = Path(__file__).parent / "demo" / "model"
 
 GGUF_SUFFIX = ".gguf"
-LIST_SECONDS = 10.0  # how long the hub may take to list the files of a repository
+LIST_SECONDS = 10.0  # how long the hub may be silent, and how long it may take to list the files of a repository
 # Only these files and the weights in safetensors are downloaded. Pickled weights (*.bin, *.pt) are never downloaded, and code
 # only if the user asks for it.
 _TOKENIZER_PATTERNS = ["*.json", "*.jinja"]
@@ -248,7 +250,7 @@ def _module_files(folder: Path) -> list[str]:
 
 
 def _download(model: str, revision: str | None, patterns: list[str], *, ignored: Sequence[str] = ()) -> Path:
-    from huggingface_hub import snapshot_download  # optional at run time: a local folder needs no hub
+    from huggingface_hub import constants, snapshot_download  # optional at run time: a local folder needs no hub
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
@@ -258,9 +260,12 @@ def _download(model: str, revision: str | None, patterns: list[str], *, ignored:
     )
 
     which = repr(model) + (f" at revision {revision!r}" if revision else "")
+    silence = f"{constants.ENDPOINT} has not answered for {LIST_SECONDS:g} s"
     # `from None`: the hub library's own chain of errors says nothing more, but is long
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns, ignore_patterns=[*ignored]))
+        with _limited_silence():
+            found = snapshot_download(model, revision=revision, allow_patterns=patterns, ignore_patterns=[*ignored])
+        return Path(found)
     except HFValidationError:
         raise ModelNotFoundError(f"{model!r} is neither an existing folder nor a valid hub id") from None
     except GatedRepoError:
@@ -271,18 +276,49 @@ def _download(model: str, revision: str | None, patterns: list[str], *, ignored:
         raise ModelNotFoundError(
             f"there is no folder {model!r}, and the hub has no such model (or it is private: set HF_TOKEN){near_models(model)}"
         ) from None
-    except LocalEntryNotFoundError:
+    except LocalEntryNotFoundError as error:
+        why = silence if _is_timeout(error.__cause__) else "no network, or HF_HUB_OFFLINE is set"
         raise ModelNotFoundError(
-            f"there is no folder {model!r}, it is not in the hub's cache, and the hub cannot be reached (no network, or "
-            f"HF_HUB_OFFLINE is set): download it first, or give a local folder{near_models(model)}"
+            f"there is no folder {model!r}, it is not in the hub's cache, and the hub cannot be reached ({why}): download it "
+            f"first, or give a local folder{near_models(model)}"
         ) from None
     except OSError as error:  # connection errors and a full disk are OSErrors too
         raise ModelNotFoundError(f"{which} could not be downloaded from the hub: {error}") from None
     except Exception as error:  # the library has not found in the answer what it takes for granted
+        if _is_timeout(error):
+            raise ModelNotFoundError(f"{which} could not be downloaded: {silence}") from None
         raise ModelNotFoundError(
             f"{which} could not be downloaded: the hub's answer, or that of a proxy before it, cannot be read "
             f"({type(error).__name__}: {error})"
         ) from None
+
+
+@contextlib.contextmanager
+def _limited_silence() -> Iterator[None]:
+    """The hub library sets no limit for some of its requests, so it would wait for ever for a hub that accepts a connection and
+    sends nothing. In this context requests of this thread get a limit. Other threads may send what takes long."""
+    from huggingface_hub import get_session
+
+    owner = threading.get_ident()
+
+    def limit(request: Any) -> None:  # Any: the request of the library's HTTP client, httpx or httpx2
+        if threading.get_ident() == owner:
+            times = request.extensions.get("timeout", {})
+            request.extensions["timeout"] = {
+                name: LIST_SECONDS if seconds is None else seconds for name, seconds in times.items()
+            }
+
+    hooks = get_session().event_hooks["request"]
+    hooks.append(limit)
+    try:
+        yield
+    finally:
+        hooks.remove(limit)
+
+
+def _is_timeout(error: BaseException | None) -> bool:
+    """Whether the hub library's HTTP client has waited too long. Which client it uses depends on the library's version."""
+    return "Timeout" in type(error).__name__
 
 
 def read_json(path: Path) -> dict[str, Any]:  # Any: JSON, checked where each field is read

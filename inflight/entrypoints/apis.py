@@ -1,5 +1,6 @@
 """`APIS`: the table of the APIs that the server has. A row is all that the rest of the server knows of an API."""
 
+import re
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -20,10 +21,25 @@ APIS: dict[str, Api] = {
     "engine": engine_api.API,
 }
 
+# Endpoints that belong to no API, with their methods as in `Api.endpoints`
+OPERATIONS = {
+    **dict.fromkeys("/version /health /ready /fault_tolerance/status /metrics /docs /openapi.json".split(), "GET"),
+    "/ping": "GET POST",
+    "/reset_prefix_cache": "POST",
+}
+
 
 def api_at(path: str) -> Api | None:
     """The API that has this path for itself. None if there is none, or if its errors have the plain form."""
     return next((api for api in APIS.values() if api.has_path(path)), None)
+
+
+def methods_of(path: str) -> list[str]:
+    """The methods that this path has; none if no endpoint has the path."""
+    tables = [OPERATIONS, *(api.endpoints for api in APIS.values())]
+    exact = [table[path] for table in tables if path in table]
+    similar = (methods for table in tables for pattern, methods in table.items() if _fits(pattern, path))
+    return [method for methods in (exact or similar) for method in methods.split()]
 
 
 def error_form(scope: MutableMapping[str, Any]) -> ErrorForm:  # Any: ASGI's own
@@ -63,3 +79,8 @@ def instead_of(path: str) -> str:
 
 def _is_at_or_below(path: str, begin: str) -> bool:
     return path == begin or path.startswith(f"{begin}/")
+
+
+def _fits(pattern: str, path: str) -> bool:
+    expression = re.escape(pattern).replace(r"\*\*", ".+").replace(r"\*", "[^/]+")
+    return "*" in pattern and re.fullmatch(expression, path) is not None

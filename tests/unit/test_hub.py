@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -367,6 +369,53 @@ def test_a_hub_that_cannot_be_reached_is_one_error_at_once(tmp_path: Path, model
     assert float(done.stdout) < 15  # with retries: 24 s
     assert "the hub cannot be reached" in done.stderr
     assert done.stderr.count("Traceback") == 1
+
+
+@pytest.mark.parametrize("model", ["org/absent", "org/absent:Q4_0"])
+def test_a_hub_that_never_answers_is_one_error(tmp_path: Path, model: str) -> None:
+    """`inflight pull` in another process, which reads the hub's address when it starts."""
+    program = (
+        "import sys\nfrom inflight import hub\nfrom inflight.entrypoints.cli.main import main\n"
+        f"hub.LIST_SECONDS = 0.5\nsys.argv = ['inflight', 'pull', {model!r}]\nmain()"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts connections, and nobody reads them
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "HF_ENDPOINT": address, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert done.returncode != 0 and f"{address} has not answered for 0.5 s" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_download_that_comes_to_a_halt_says_so(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class ReadTimeout(Exception):
+        """As httpx has it."""
+
+    def fail(*_args: object, **_kwargs: object) -> str:
+        raise ReadTimeout("The read operation timed out")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(ModelNotFoundError, match=r"'org/name' could not be downloaded: https?://.* for 10 s"):
+        hub.resolve_model_folder("org/name")
+
+
+def test_only_this_thread_and_only_requests_without_a_limit_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = SimpleNamespace(event_hooks={"request": []})
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: client)
+    request = SimpleNamespace(extensions={"timeout": {"read": None, "connect": 7.0}})
+    with hub._limited_silence():
+        [hook] = client.event_hooks["request"]
+        other = threading.Thread(target=hook, args=(request,))
+        other.start()
+        other.join()
+        assert request.extensions["timeout"] == {"read": None, "connect": 7.0}
+        hook(request)
+    assert request.extensions["timeout"] == {"read": hub.LIST_SECONDS, "connect": 7.0}
+    assert client.event_hooks == {"request": []}
 
 
 def test_a_file_for_images_beside_the_model_is_no_second_model(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ def error_form(status: int, message: str, kind: str, param: str | None, code: st
 
 API = Api(
     routes="inflight.entrypoints.anthropic.routes",
+    endpoints={"/v1/messages": "POST", "/v1/messages/count_tokens": "POST"},
     title="Anthropic",
     paths=("/v1/messages", "/v1/messages/"),
     header=b"anthropic-version",  # clients send it to all paths, also to those that several APIs have

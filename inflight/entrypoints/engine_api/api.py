@@ -2,4 +2,6 @@
 
 from inflight.entrypoints.http.api import Api
 
-API = Api(routes="inflight.entrypoints.engine_api.routes")
+API = Api(
+    routes="inflight.entrypoints.engine_api.routes", endpoints={"/v1/engine/live": "GET", "/v1/engine/abort": "POST"}
+)

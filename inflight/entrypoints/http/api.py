@@ -26,6 +26,8 @@ class Api:
     Attributes:
         routes: the module with `add_routes(app, server)`, which adds the endpoints. Only the app loads it, because loading
             takes long, and the server answers health checks before that.
+        endpoints: path -> its methods, as in "GET DELETE". In a path `*` stands for a part without a slash, and `**` for any
+            text. A path without stars goes before one with stars.
         title: whose API it is, for the page that browsers get. Empty if it is on the page under another name.
         base_path: what clients add to the server's address to get their base URL.
         paths: the paths whose clients read this API's form of errors. One that ends with a slash is the beginning of paths.
@@ -40,6 +42,7 @@ class Api:
     """
 
     routes: str
+    endpoints: Mapping[str, str] = field(default_factory=dict)
     title: str = ""
     base_path: str = ""
     paths: tuple[str, ...] = ()

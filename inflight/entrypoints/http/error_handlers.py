@@ -11,9 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from inflight.entrypoints.apis import error_form, examples_of, instead_of
+from inflight.entrypoints.apis import error_form, methods_of
 from inflight.entrypoints.fields.messages import INSTEAD_OF_TYPES
 from inflight.entrypoints.http.errors import ApiError, to_api_error
+from inflight.entrypoints.http.unserved import unserved
 from inflight.errors import InflightError
 
 _MAX_VALIDATION_ERRORS = 3
@@ -38,9 +39,9 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if request.method == "OPTIONS" and error.status_code == 405:  # say which methods the path has
-            return Response(status_code=204, headers={"Allow": f"{(error.headers or {}).get('Allow', '')}, OPTIONS"})
-        told = error if isinstance(error, ApiError) else _http_error(request, error)
+        if not isinstance(error, ApiError) and error.status_code in (404, 405):
+            return unserved(request.scope, methods_of(request.scope["path"]) if error.status_code == 405 else ())
+        told = error if isinstance(error, ApiError) else _http_error(error)
         return told.response(error_form(request.scope))
 
     app.add_exception_handler(RequestValidationError, on_validation)
@@ -49,22 +50,7 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, on_error)
 
 
-def _http_error(request: Request, error: HTTPException) -> ApiError:
-    """Returns the answer for an error of the router: the server has no such path, or the path does not support the method."""
-    if error.status_code == 404:
-        path = request.url.path
-        if (examples := examples_of(path)) is not None:
-            message = (
-                f"there is no page at {path}: this is how paths begin, such as {examples}; browsers find a page at /"
-            )
-        else:
-            message = f"there is no {path} here{instead_of(path)}; the API is under /v1, its description at /docs"
-        return ApiError(404, message, code="not_found")
-    if error.status_code == 405:
-        message = f"{request.url.path} does not support the method {request.method}"
-        allowed = (error.headers or {}).get("Allow", "")
-        headers = {"Allow": f"{allowed}, HEAD" if "GET" in allowed else allowed}  # the server answers HEAD like GET
-        return ApiError(405, message, code="method_not_allowed", headers=headers)
+def _http_error(error: HTTPException) -> ApiError:
     return ApiError(error.status_code, HTTPStatus(error.status_code).phrase.lower(), headers=error.headers)
 
 

@@ -15,6 +15,10 @@ def error_form(status: int, message: str, kind: str, param: str | None, code: st
 
 API = Api(
     routes="inflight.entrypoints.ollama.routes",
+    endpoints={
+        **dict.fromkeys("/api/chat /api/generate /api/embed /api/embeddings /api/show /api/pull".split(), "POST"),
+        **dict.fromkeys("/ /api/version /api/tags /api/ps".split(), "GET"),
+    },
     title="Ollama",
     paths=("/api/",),
     error_form=error_form,

@@ -18,6 +18,10 @@ _INSTEAD = {
 
 API = Api(
     routes="inflight.entrypoints.openai.routes",
+    endpoints={
+        **dict.fromkeys("/v1/chat/completions /v1/completions /tokenize /detokenize".split(), "POST"),
+        **dict.fromkeys("/v1/models /v1/models/** /tokenizer_info".split(), "GET"),
+    },
     title="OpenAI",
     base_path="/v1",
     versioned=("/chat/completions", "/completions", "/models"),

@@ -1,9 +1,10 @@
 """`RouterApp`: the app of a server with several models. It finds the model of a request, has it loaded, and forwards to it.
 
 The router itself answers what concerns all models: /v1/models, /models/load and /models/unload (llama.cpp's), /api/tags, ps,
-show, pull and delete (Ollama's), stored responses, /metrics, /health and /version. All other requests go to the process of the
-model that the body or the query names, as in `GET /tokenizer_info?model=NAME`. Without a name, a request without a body goes to
-the loaded model that was used last; otherwise it goes to the only model, and if there are several, it is refused.
+show, pull and delete (Ollama's), stored responses, /metrics, /health and /version, and it refuses what no endpoint answers. All
+other requests go to the process of the model that the body or the query names, as in `GET /tokenizer_info?model=NAME`. Without
+a name, a request without a body goes to the loaded model that was used last; otherwise it goes to the only model, and if there
+are several, it is refused.
 """
 
 import asyncio
@@ -16,8 +17,9 @@ from urllib.parse import parse_qs
 import msgspec
 
 import inflight
-from inflight.entrypoints.apis import api_at
+from inflight.entrypoints.apis import api_at, methods_of
 from inflight.entrypoints.http.errors import ApiError
+from inflight.entrypoints.http.unserved import unserved
 from inflight.entrypoints.response_store.responses import StoredResponses
 from inflight.entrypoints.router.catalog import Catalog, FolderGoneError, KnownModel, NameOutsideError
 from inflight.entrypoints.router.descriptions import Descriptions
@@ -156,20 +158,25 @@ class RouterApp:
         return sent != b"application/json" and is_of_other_site(scope, self._allowed_origins)
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        methods = {*methods_of(path), *(method for method, own_path in self._own if own_path == path)}
+        if scope["method"] not in methods:
+            await unserved(scope, methods)(scope, receive, send)
+            return
         body = await _read_body(receive)
         named = await _named(body) if body else NamedModel()
         asked = named.model or named.name or _query(scope, "model")
         if not asked and isinstance(named.previous_response_id, str):
             asked = await self._responses.model_of(named.previous_response_id)
         known = await self._find(asked, body)
-        keep_alive = _keep_alive(named) if scope["path"].startswith("/api/") else None
+        keep_alive = _keep_alive(named) if path.startswith("/api/") else None
         slot = self._models.slot(known)
         if slot.state is not ModelState.LOADED and self._is_unasked(scope):
             raise RequestError(403, OTHER_SITE, OTHER_SITE_CODE)
-        if keep_alive == 0 and named.asks_nothing and scope["path"] in _ASKS_MODEL:
+        if keep_alive == 0 and named.asks_nothing and path in _ASKS_MODEL:
             await self._unload_by_keep_alive(scope, send, slot)
             return
-        if scope["path"] == _FEED:
+        if path == _FEED:
             await self._watch(slot, scope, receive, send)
             return
         async with self._models.use(known, keep_alive) as slot:

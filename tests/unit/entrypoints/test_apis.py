@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from starlette.routing import Route
 
 from inflight.entrypoints.anthropic.api import error_form as anthropic_error
-from inflight.entrypoints.apis import APIS, base_urls, error_form
+from inflight.entrypoints.apis import APIS, OPERATIONS, base_urls, error_form, methods_of
 from inflight.entrypoints.http.api import plain_error
+from inflight.entrypoints.http.app import build_app
 from inflight.entrypoints.ollama.api import error_form as ollama_error
 from tests.unit.entrypoints.api_client import MODEL, serving
 
@@ -90,6 +93,36 @@ def test_without_a_row_the_others_answer(name: str, monkeypatch: pytest.MonkeyPa
         assert api.get("/version").status == api.get("/health").status == 200
         error = api.post(ASKED[name][0], {}).json
         assert error["error"]["code"] == "not_found", "its form of errors is gone, too"
+
+
+def test_the_table_has_each_endpoint() -> None:
+    """Those of the app, as Starlette writes them."""
+    found: dict[str, set[str]] = {}
+    with serving() as api:
+        app = build_app(api.engine, api.settings, metrics=api.metrics)
+    for route in app.routes:
+        assert isinstance(route, Route) and route.methods is not None
+        path = re.sub(r"\{[^}]*\}", "*", route.path.replace("{model:path}", "**"))
+        found.setdefault(path, set()).update(route.methods - {"HEAD"})
+    tables = [OPERATIONS, *(api.endpoints for api in APIS.values())]
+    assert found == {path: set(methods.split()) for table in tables for path, methods in table.items()}
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/responses/input_tokens", ["POST"]),
+        ("/v1/responses/resp_1", ["GET", "DELETE"]),
+        ("/v1/responses/resp_1/cancel", ["POST"]),
+        ("/v1/responses/resp_1/other", []),
+        ("/v1/models/org/name:FILE.gguf", ["GET"]),
+        ("/v1/modelsx", []),
+        ("/", ["GET"]),
+        ("/ping", ["GET", "POST"]),
+    ],
+)
+def test_methods_of_a_path(path: str, methods: list[str]) -> None:
+    assert methods_of(path) == methods
 
 
 def test_base_urls() -> None:

@@ -20,6 +20,7 @@ from inflight.entrypoints.router.loaded_models import LoadedModels
 from inflight.entrypoints.router.presets import Preset
 from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.errors import ConfigError
+from tests.unit.entrypoints.api_client import serving
 
 
 def ask(
@@ -46,6 +47,33 @@ def ask(
     asyncio.run(run())
     content = b"".join(each.get("body", b"") for each in sent)
     return sent[0]["status"], json.loads(content) if content.startswith(b"{") else content.decode()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/modelz", 404),
+        ("POST", "/v1/chat", 404),
+        ("POST", "/generate", 404),
+        ("POST", "/api/create", 404),
+        ("GET", "/v1/responses/resp_1/other", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("POST", "/v1/models", 405),
+        ("PUT", "/v1/models/a", 405),
+        ("PUT", "/api/chat", 405),
+        ("DELETE", "/v1/messages", 405),
+        ("OPTIONS", "/v1/completions", 204),
+        ("OPTIONS", "/nowhere", 404),
+    ],
+)
+def test_what_no_endpoint_has_is_answered_as_by_a_server_with_one_model(
+    folder: Path, method: str, path: str, status: int
+) -> None:
+    """Also if the body names a model: it is not loaded for that."""
+    answers = [ask(folder, method, path), ask(folder, method, path, b'{"model": "a"}')]
+    with serving() as api:
+        one = api.get(path, method=method)
+    assert one.status == status and answers == [(status, one.json if one.text else "")] * 2
 
 
 @pytest.fixture
