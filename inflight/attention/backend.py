@@ -68,6 +68,12 @@ class Rotation:
     def tensors(self) -> list[Tensor]:
         return [self.cos, self.sin] if self.query_scale is None else [self.cos, self.sin, self.query_scale]
 
+    def split(self) -> list["Rotation"]:
+        """The rotation of each token alone."""
+        scales = [None] * len(self.cos) if self.query_scale is None else self.query_scale[:, None]
+        rows = zip(self.cos[:, None], self.sin[:, None], scales, strict=True)
+        return [Rotation(cos, sin, self.ops, scale, self.changes_nothing) for cos, sin, scale in rows]
+
     def apply(self, heads: Tensor, norm: HeadNorm | None) -> Tensor:
         """Returns `heads` after the norm (if there is one) and the rotation. May overwrite `heads`, which has the shape
         [num_tokens, num_heads + num_kv_heads, head_dim], queries first."""

@@ -192,7 +192,7 @@ def _step_struct(inputs: AttentionInputs, spec: KVCacheSpec) -> AttentionStep:
         spec.block_size,
         spec.sliding_window or 0,
         inputs.block_table.shape[1],
-        *(array.ctypes.data for array in arrays),
+        *(array.__array_interface__["data"][0] for array in arrays),
         spec.state_bytes,
         spec.num_states,
     )

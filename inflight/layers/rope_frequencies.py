@@ -1,4 +1,4 @@
-"""`inverse_frequencies`: the angle per position of each pair that is rotated.
+"""`head_frequencies`: the angle per position of each pair that is rotated.
 
 Source of the formulas: transformers. For contexts longer than those in training, the frequencies are scaled in one of four
 ways: "linear" (position interpolation, arXiv:2306.15595), "llama3" (Llama 3.1), "yarn" (arXiv:2309.00071), "longrope"
@@ -13,6 +13,17 @@ import torch
 from torch import Tensor
 
 from inflight.config.mixers import RopeConfig
+
+
+def head_frequencies(rope: RopeConfig | None, head_dim: int) -> Tensor:
+    """Returns the radians per position of each dimension of a head, in two equal halves: float32 [head_dim]. They are 0 in
+    dimensions that are not rotated."""
+    inverse = torch.zeros(head_dim // 2, dtype=torch.float32, device="cpu")
+    if rope is not None:
+        rotary_dim = rope.rotary_dim or head_dim
+        found = inverse_frequencies(rope, head_dim if rope.kind == "proportional" else rotary_dim)
+        inverse[: rotary_dim // 2] = found[: rotary_dim // 2]
+    return torch.cat((inverse, inverse))
 
 
 def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> Tensor:

@@ -6,7 +6,6 @@ The vocabulary is divided among the tensor-parallel ranks.
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inflight.kernels.weight_rows import StoredWeight
@@ -44,10 +43,10 @@ class VocabParallelEmbedding(Loadable):
     def forward(self, input_ids: Tensor) -> Tensor:
         """input_ids [num_tokens] -> [num_tokens, hidden_size], a new tensor."""
         if self.tp.size == 1:
-            return F.embedding(input_ids, self.weight)
+            return torch.embedding(self.weight, input_ids)
         elsewhere = (input_ids < self.start) | (input_ids >= self.stop)
         local_ids = (input_ids - self.start).masked_fill(elsewhere, 0)
-        hidden = F.embedding(local_ids, self.weight).masked_fill_(elsewhere.unsqueeze(-1), 0)
+        hidden = torch.embedding(self.weight, local_ids).masked_fill_(elsewhere.unsqueeze(-1), 0)
         return self.tp.all_reduce(hidden)
 
     def embed(self, input_ids: Tensor, positions: Tensor, token_types: Tensor | None) -> Tensor:

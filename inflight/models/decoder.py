@@ -91,7 +91,7 @@ class DecoderForCausalLM(CausalLM):
         self.taped = TapedLayers(self, context)
 
     def forward(self, step: ModelStep) -> Tensor | IntermediateTensors:
-        rotations = tuple(rotary(step.positions) for rotary in self.rotaries)
+        rotations = tuple(rotary.forward(step.positions) for rotary in self.rotaries)
         delta: Tensor | None = None
         residual: Tensor
         if self.embed_tokens is not None:
@@ -136,7 +136,7 @@ class DecoderForCausalLM(CausalLM):
         if self.lm_head is None:
             zeros = hidden.new_empty((len(hidden), self.vocab_size), dtype=torch.float32) if out is None else out
             return zeros.zero_()
-        logits: Tensor = self.lm_head(hidden, out)
+        logits = self.lm_head.forward(hidden, out)
         if self.logits_scale != 1.0:
             logits.mul_(self.logits_scale)
         if self.logits_cap is not None:

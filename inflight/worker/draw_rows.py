@@ -8,15 +8,16 @@ plan      1 + max_draft_tokens tokens for the row; their positions are not known
 forward   the last drawn token of the row's slot, then the drafts that exist         `resolve_drafts`
 sample    one draw after each of the forward's tokens                                `grammar_masks`: a mask for each draw
 message   the emitted tokens (`message_of`), then the next drafts; sent to the other ranks
+output    the emitted tokens, for the engine           `VerifiedDraws`
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from inflight.interface.request import Int32Array
-from inflight.interface.step import GrammarOutput, SchedulerOutput
+from inflight.interface.request import Int32Array, LogprobsColumns
+from inflight.interface.step import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from inflight.sample.rows import GrammarMasks
 from inflight.sample.verification import emitted_rows
 from inflight.worker.input_batch import StepInputs, start_locations
@@ -59,6 +60,36 @@ def resolve_drafts(plan: SchedulerOutput, inputs: StepInputs, num_tokens: Int32A
         draft_tokens=draft_tokens,
         draft_slots=plan.slots[draft_rows],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedDraws:
+    """Which draws of a step become output, and the next drafts. Only in an engine with drafts."""
+
+    num_emitted: npt.NDArray[np.int64]  # [num_sampling_rows]; a row's first draws are emitted
+    positions: Int32Array  # [num_sampling_rows], the position of the first emitted token
+    draw_start_loc: Int32Array  # [num_sampling_rows + 1]
+    drafts: Int32Array  # [num_sampling_rows, k], for the next step
+
+    def emitted(self, output: ModelRunnerOutput) -> ModelRunnerOutput:
+        """`output` with only the draws that are emitted."""
+        emitted = emitted_rows(self.num_emitted, self.draw_start_loc)
+        logprobs, rows = output.logprobs, output.logprobs_rows
+        if logprobs is not None:
+            kept = np.isin(rows, emitted)
+            logprobs = LogprobsColumns(
+                token_ids=logprobs.token_ids[kept], logprobs=logprobs.logprobs[kept], ranks=logprobs.ranks[kept]
+            )
+            rows = np.searchsorted(emitted, rows[kept]).astype(np.int32)
+        return replace(
+            output,
+            sampled_token_ids=output.sampled_token_ids[emitted],
+            num_sampled_tokens=self.num_emitted.astype(np.int32),
+            sampled_positions=self.positions,
+            logprobs=logprobs,
+            logprobs_rows=rows,
+            draft_token_ids=self.drafts,
+        )
 
 
 def grammar_masks(

@@ -45,10 +45,15 @@ class StepInputs:
     continues: int = NO_STEP
 
     @property
+    def num_draws(self) -> Int32Array:
+        """[num_sampling_rows]: the draws of each."""
+        return self.draw_start_loc[1:] - self.draw_start_loc[:-1]
+
+    @property
     def draw_tokens(self) -> npt.NDArray[np.int64]:
         """[num_draws]: for each draw, the flat index of the token whose hidden state gives its logits."""
-        ends, num_draws = self.query_start_loc[1:][self.sampling_rows], np.diff(self.draw_start_loc)
-        return np.repeat(ends - self.draw_start_loc[1:], num_draws) + np.arange(self.draw_start_loc[-1], dtype=np.int64)
+        before = self.query_start_loc[1:][self.sampling_rows] - self.draw_start_loc[1:]
+        return before.repeat(self.num_draws) + np.arange(self.draw_start_loc[-1], dtype=np.int64)
 
     def rope_positions(self, deltas: Int32Array) -> Int32Array:
         """[num_tokens]: the positions for rotary embeddings. `deltas`, [num_rows], are added to those of each row."""
@@ -57,7 +62,7 @@ class StepInputs:
     @property
     def first_positions(self) -> Int32Array:
         """[num_sampling_rows]: the position of each row's first drawn token."""
-        return self.seq_lens[self.sampling_rows] + 1 - (self.draw_start_loc[1:] - self.draw_start_loc[:-1])
+        return self.seq_lens[self.sampling_rows] + 1 - self.num_draws
 
 
 class InputBatch:
@@ -118,7 +123,7 @@ class InputBatch:
         self._last_draw[plan.slots] = plan.step_id
         rows = inputs.sampling_rows
         return StepInputs(
-            input_ids=np.zeros_like(rows),
+            input_ids=np.zeros(num_rows, dtype=np.int32),
             positions=plan.num_computed_tokens,
             query_start_loc=inputs.query_start_loc,
             num_computed_tokens=plan.num_computed_tokens,

@@ -6,16 +6,14 @@ After a phase has ended, nobody writes to the arrays that it made, because the d
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from inflight.attention.metadata import AttentionMetadata
-from inflight.interface.request import Int32Array, LogprobsColumns
+from inflight.interface.request import Int32Array
 from inflight.interface.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from inflight.sample.rows import SamplingMetadata, SamplingRows
 from inflight.sample.sampler import SamplerOutput
-from inflight.sample.verification import emitted_rows
+from inflight.worker.draw_rows import VerifiedDraws
 from inflight.worker.input_batch import StepInputs
 from inflight.worker.parts.row_parts import StepParts
 
@@ -66,16 +64,6 @@ class ForwardOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class VerifiedDraws:
-    """Which draws of a step become output (are emitted), and the next drafts. Only in an engine with drafts."""
-
-    num_emitted: npt.NDArray[np.int64]  # [num_sampling_rows]; a row's first draws are emitted
-    positions: Int32Array  # [num_sampling_rows], the position of the first emitted token
-    draw_start_loc: Int32Array  # [num_sampling_rows + 1]
-    drafts: Int32Array  # [num_sampling_rows, k], for the next step
-
-
-@dataclass(frozen=True, slots=True)
 class DrawnStep:
     """The results of a step for the drain thread, still on the device. On ranks that do not draw, it has only the step
     id."""
@@ -87,31 +75,11 @@ class DrawnStep:
 
     def to_output(self) -> ModelRunnerOutput:
         """Copy the results to the host and return the step's output. This waits for the device."""
-        output = ModelRunnerOutput(step_id=self.step_id, parts=() if self.parts is None else self.parts.results())
+        results = () if self.parts is None else self.parts.results()
         if self.drawn is None:
-            return output
-        output = replace(output, sampled_token_ids=self.drawn.token_ids.cpu().numpy().astype(np.int32, copy=False))
+            return ModelRunnerOutput(step_id=self.step_id, parts=results)
+        tokens = self.drawn.token_ids.cpu().numpy()
+        output = ModelRunnerOutput(step_id=self.step_id, sampled_token_ids=tokens, parts=results)
         if self.drawn.logprobs is not None and self.drawn.logprobs_rows is not None:
             output = replace(output, logprobs=self.drawn.logprobs.to_columns(), logprobs_rows=self.drawn.logprobs_rows)
-        return output if self.verified is None else _emitted(output, self.verified)
-
-
-def _emitted(output: ModelRunnerOutput, verified: VerifiedDraws) -> ModelRunnerOutput:
-    """`output` with only the draws that are emitted."""
-    emitted = emitted_rows(verified.num_emitted, verified.draw_start_loc)
-    logprobs, rows = output.logprobs, output.logprobs_rows
-    if logprobs is not None:
-        kept = np.isin(rows, emitted)
-        logprobs = LogprobsColumns(
-            token_ids=logprobs.token_ids[kept], logprobs=logprobs.logprobs[kept], ranks=logprobs.ranks[kept]
-        )
-        rows = np.searchsorted(emitted, rows[kept]).astype(np.int32)
-    return replace(
-        output,
-        sampled_token_ids=output.sampled_token_ids[emitted],
-        num_sampled_tokens=verified.num_emitted.astype(np.int32),
-        sampled_positions=verified.positions,
-        logprobs=logprobs,
-        logprobs_rows=rows,
-        draft_token_ids=verified.drafts,
-    )
+        return output if self.verified is None else self.verified.emitted(output)

@@ -26,10 +26,10 @@ from inflight.models.causal_lm import ModelStep
 from inflight.sample.processors import LogitsProcessors
 from inflight.sample.sampler import Sampler, SamplerOutput
 from inflight.sampling_params import SamplingParams
-from inflight.worker.draw_rows import grammar_masks
+from inflight.worker.draw_rows import VerifiedDraws, grammar_masks
 from inflight.worker.drawn_tokens import DrawnTokens
 from inflight.worker.input_batch import StepInputs
-from inflight.worker.model_input import DrawnStep, ForwardInput, ForwardOutput, ModelInput, VerifiedDraws
+from inflight.worker.model_input import DrawnStep, ForwardInput, ForwardOutput, ModelInput
 from inflight.worker.pipeline import Pipeline
 from inflight.worker.profile_run import one_token_each, prompt_beside_a_token, run_dummy_step
 from inflight.worker.runner import Runner
@@ -109,7 +109,7 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
         prepares or, if the step has drafts, in the compute thread."""
         device, rows, num_prompt_tokens = self._device, model_input.sampling_rows, model_input.num_prompt_tokens
         if rows is not None and model_input.inputs is not inputs:
-            sources = np.repeat(np.arange(rows.num_rows), np.diff(inputs.draw_start_loc))
+            sources = np.arange(rows.num_rows).repeat(inputs.num_draws)
             rows, num_prompt_tokens = rows.take(sources), num_prompt_tokens[sources]
         moved = inputs.query_start_loc - model_input.inputs.query_start_loc
         draw_tokens = inputs.draw_tokens
@@ -171,7 +171,7 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
         if parts is not None:
             parts.upload(self._device.to_device)
             step = parts.extend(step)
-        hidden = self._model(step)
+        hidden = self._model.forward(step)
         if isinstance(hidden, IntermediateTensors):
             return hidden
         if parts is not None:

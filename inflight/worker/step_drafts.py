@@ -17,10 +17,10 @@ from inflight.spec_decode.draft_choice import fewest_right
 from inflight.spec_decode.draft_costs import MeasuredCosts, num_weights_read
 from inflight.spec_decode.make_proposer import make_proposer
 from inflight.spec_decode.model_drafter import DraftInputs, ModelDrafter
-from inflight.worker.draw_rows import message_of, resolve_drafts
+from inflight.worker.draw_rows import VerifiedDraws, message_of, resolve_drafts
 from inflight.worker.drawn_tokens import DrawnTokens
 from inflight.worker.input_batch import NO_TOKENS, StepInputs
-from inflight.worker.model_input import ForwardOutput, ModelInput, VerifiedDraws
+from inflight.worker.model_input import ForwardOutput, ModelInput
 from inflight.worker.profile_run import one_token_each
 
 logger = logging.getLogger(__name__)

@@ -72,6 +72,7 @@ class StepPipeline(WorkerBase):
         self._failed_step: int | None = None  # the first step that failed; later steps do not run
         self._last_end = 0.0  # when the last step ended on a GPU, on the clock time.perf_counter()
         self._order = PhaseOrder(self._device.submit)
+        self._inference = torch.inference_mode()  # of the compute thread
         # the futures of the steps under way and of some older ones, in order
         self._futures: deque[Future[ModelRunnerOutput]] = deque()
 
@@ -129,13 +130,13 @@ class StepPipeline(WorkerBase):
         if self._has_left and self._config.parallel.world_size > 1:
             raise ConnectionError(f"rank {self.rank} has stopped its communication")
 
-    @torch.inference_mode()
     def _forward(self, step: _Step) -> None:
         """Run the step's forward, in the compute thread. An error is kept for `_sample`, because steps end in order."""
         step_id, link = step.model_input.plan.step_id, self._pipeline.link
         try:
             self._raise_if_failed(step_id)
-            with record_function(f"step {step_id}") if profiler._is_profiler_enabled else nullcontext():
+            named = record_function(f"step {step_id}") if profiler._is_profiler_enabled else nullcontext()
+            with self._inference, named:
                 received = None if self._stage.is_first or link is None else link.receive(step_id)
                 self.runner.receive_tokens(step.model_input)
                 step.started_at = time.perf_counter()
@@ -151,7 +152,6 @@ class StepPipeline(WorkerBase):
                 # other ranks could wait in this forward for ever, and then the previous step would never be sampled
                 self.leave_groups("a step failed on it")
 
-    @torch.inference_mode()
     def _sample(self, step: _Step, grammar_output: GrammarOutput | None) -> None:
         """Run the step's sample, in the compute thread. The drain thread answers the step while the compute thread runs
         the next task."""
@@ -159,7 +159,8 @@ class StepPipeline(WorkerBase):
         try:
             if step.error is None:
                 start = time.perf_counter()
-                drawn = self.runner.sample(step.model_input, step.forward, grammar_output)
+                with self._inference:
+                    drawn = self.runner.sample(step.model_input, step.forward, grammar_output)
                 step.compute_seconds += time.perf_counter() - start
         except BaseException as error:
             step.error = error

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from inflight.config.mixers import RopeConfig
 from inflight.config.parse_architecture import parse_architecture
 from inflight.layers.rope_frequencies import inverse_frequencies
-from inflight.layers.rotary import RotaryEmbedding
+from inflight.layers.rotary import NUM_AHEAD, RotaryEmbedding
 from inflight.layers.sharding import repeat_order, row_order
 from tests.unit.layers.contexts import layer_context
 
@@ -127,3 +127,17 @@ def test_longrope_divides_each_frequency_by_its_factor() -> None:
 def test_yarn_with_an_empty_range_of_correction_is_finite() -> None:
     rope = RopeConfig(kind="yarn", factor=4.0, original_max_position_embeddings=4, beta_fast=2.0, beta_slow=1.0)
     assert inverse_frequencies(rope, 8).isfinite().all()
+
+
+@pytest.mark.parametrize("rope", [None, RopeConfig(theta=1e6), RopeConfig(query_beta=0.5, rotary_dim=4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_token_has_the_rotation_that_it_has_among_others(rope: RopeConfig | None, dtype: torch.dtype) -> None:
+    """Positions in order, as one request has them, and those of two requests that take turns, at the ends of what is kept."""
+    rotary = RotaryEmbedding(rope, 8, layer_context(dtype))
+    positions = [*range(70), 5, 900, 6, 901, 900 + NUM_AHEAD - 1, 900 + NUM_AHEAD, 899, 131071]
+    among_others = rotary(torch.tensor(positions, dtype=torch.int32))
+    for row, position in enumerate(positions):
+        alone = rotary(torch.tensor([position], dtype=torch.int32))
+        assert len(alone.tensors) == len(among_others.tensors) and alone.changes_nothing == (rope is None)
+        for one, all_of_them in zip(alone.tensors, among_others.tensors, strict=True):
+            assert torch.equal(one, all_of_them[row : row + 1]) and one.is_contiguous(), position

@@ -9,9 +9,9 @@ import torch
 from inflight.interface.step import GrammarOutput, SchedulerOutput
 from inflight.sample.logprobs import LogprobsTensors
 from inflight.sample.sampler import SamplerOutput
-from inflight.worker.draw_rows import grammar_masks, message_of, resolve_drafts
+from inflight.worker.draw_rows import VerifiedDraws, grammar_masks, message_of, resolve_drafts
 from inflight.worker.input_batch import InputBatch, StepInputs
-from inflight.worker.model_input import DrawnStep, VerifiedDraws
+from inflight.worker.model_input import DrawnStep
 from tests.support.plans import ints, new_request
 from tests.unit.worker.test_input_batch import plan
 
