@@ -6,12 +6,13 @@ One thread owns it: the kernel kills the process when the thread that started it
 import signal
 import socket
 import time
+from collections.abc import Callable
 
 from inflight.errors import CodecError, EngineError
 from inflight.interface.framing import Frame, FrameReader
 from inflight.multimodal.messages import Refusal, Start, Task, read_answer, read_readiness, start_frame, task_frame
 from inflight.multimodal.processed import ProcessedImage
-from inflight.processes.child_process import SIGKILL_SECONDS, ChildProcess, wait_for_end
+from inflight.processes.child_process import SIGKILL_SECONDS, STOPPED_LOOK_SECONDS, ChildProcess, wait_for_end
 
 # numpy's library of linear algebra would start a thread for each core, and images are not computed with it. transformers would
 # warn that torch is missing.
@@ -85,11 +86,11 @@ class ProcessorProcess:
         end = time.monotonic() + seconds
         try:
             for buffer in frame.buffers():
-                self._stream.settimeout(_left(end))
-                self._stream.sendall(buffer)
+                rest = memoryview(buffer).cast("B")
+                while rest:
+                    rest = rest[self._in_time(self._stream.send, rest, end) :]
             while True:
-                self._stream.settimeout(_left(end))
-                count = self._stream.recv_into(self._reader.buffer())
+                count = self._in_time(self._stream.recv_into, self._reader.buffer(), end)
                 if count == 0:
                     raise LostProcessError("a process for images has ended")
                 if frames := self._reader.received(count):
@@ -98,6 +99,19 @@ class ProcessorProcess:
             raise
         except (OSError, CodecError) as error:
             raise LostProcessError(f"a process for images was lost: {error}") from error
+
+    def _in_time(self, call: Callable[[memoryview], int], buffer: memoryview, end: float) -> int:
+        """Returns what `call` returns. Meanwhile a process that stays stopped by a signal is killed, so that it has ended.
+
+        Raises:
+            TimeoutError: the time `end` has come.
+        """
+        while True:
+            self._stream.settimeout(min(_left(end), STOPPED_LOOK_SECONDS))
+            try:
+                return call(buffer)
+            except TimeoutError:
+                self._child.kill_if_stopped()
 
 
 def _left(end: float) -> float:

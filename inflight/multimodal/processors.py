@@ -1,10 +1,10 @@
 """`Processors`: processes images in several processes.
 
 Each thread has a process of its own, which gets one image at a time. Images of several clients are processed in turns
-(fair_threads.py). If an image takes too long, its process is killed, and the image is refused. If a process ends, its image is
-tried again in a new one, because another cause, such as the kernel's choice when memory ran out, is as likely as the image. If
-this ends, too, the image is refused. Images that wait are never affected: they are in the queue of this process, and the time
-for which they wait is not counted.
+(fair_threads.py). If an image takes too long, its process is killed, and the image is refused. If a process ends, or is killed
+because a signal has stopped it, its image is tried again in a new one: another cause, such as the kernel's choice when memory
+ran out, is as likely as the image. If this one ends, too, the image is refused. Images that wait are never affected: they are
+in the queue of this process, and the time for which they wait is not counted.
 """
 
 import logging

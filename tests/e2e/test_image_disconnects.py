@@ -27,6 +27,7 @@ from inflight.entrypoints.serve.settings import ServerSettings
 from inflight.multimodal import source as sources
 from inflight.multimodal.fetch import fetch
 from inflight.multimodal.images import Images
+from inflight.processes.child_process import ChildProcess
 from tests.conftest import FULL
 from tests.e2e.openai_server import MODEL, RunningServer, demo_args, running_server
 from tests.e2e.test_disconnects import engine_counts, leftovers
@@ -127,16 +128,19 @@ def files() -> set[str]:
 
 @contextmanager
 def stopped(server: RunningServer) -> Iterator[None]:
-    """Inside, the process for images stands still, in the middle of its image."""
+    """Inside, the process for images stands still, in the middle of its image. It stands for one that computes for long, so it
+    is not killed for being stopped."""
     pids = processes(server)
     assert pids
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ChildProcess, "kill_if_stopped", lambda process: None)
         for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
 
 
 def in_the_body(server: RunningServer, seed: int) -> None:

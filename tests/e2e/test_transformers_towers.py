@@ -1,4 +1,7 @@
-"""Towers that the code of transformers computes: the answers are its own, for each type, and however they are computed."""
+"""Towers that the code of transformers computes: the answers are its own, for each type, and however they are computed.
+
+Odd images are tried with towers of our own, too.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,7 @@ from inflight.multimodal.family_processor import FamilyProcessor
 from inflight.multimodal.image_parts import images_part
 from inflight.multimodal.messages import Start
 from tests.support.image_models import (
+    ImageFamily,
     as_bytes,
     byte_tokenizer,
     drawing,
@@ -38,6 +42,7 @@ from tests.support.image_models import (
     processor_of_transformers,
     write_image_family,
 )
+from tests.support.native_vision_models import NATIVE, native_family, write_native_model
 from tests.support.transformers_vision_models import TYPES, config_of, family_of, write_tower_type
 from tests.support.vision_models import reference_model
 
@@ -190,17 +195,24 @@ def features_of(truth: Any, inputs: dict[str, Any]) -> Any:  # Any: a model of t
     return embeddings
 
 
-@pytest.mark.parametrize("name", marked(TYPES, ["mistral3"]))
-def test_images_of_any_size_are_read_or_refused(tmp_path: Path, name: str) -> None:
-    """Those that transformers' processor takes are computed, and a fault of the engine is none of their answers."""
-    folder = write_tower_type(name, tmp_path / "m")
-    family, truth = family_of(name), reference_model(folder)
+class OddPrompt(NamedTuple):
+    """A prompt with one image, and transformers' logits of the next token."""
+
+    tokens: list[int]
+    part: ImagesPart
+    logits: torch.Tensor
+
+
+def odd_prompts(folder: Path, family: ImageFamily, *, is_native: bool) -> list[OddPrompt]:
+    """Those with each of the odd images that is not refused."""
+    truth = reference_model(folder)
     spec = describe_model(read_model_config(folder), "auto").vision
     assert spec is not None
-    ours = FamilyProcessor(Start(folder=folder, tokenizer=folder, image_token_id=spec.image_token_id))
+    image_token_id = None if is_native else spec.image_token_id
+    ours = FamilyProcessor(Start(folder=folder, tokenizer=folder, image_token_id=image_token_id))
     theirs = processor_of_transformers(folder, family)
     tokenizer = byte_tokenizer(family.special_tokens)
-    given = []
+    found = []
     for image in odd_images():
         try:
             processed = ours.process(image, {})
@@ -210,14 +222,33 @@ def test_images_of_any_size_are_read_or_refused(tmp_path: Path, name: str) -> No
         tokens = tokenizer.encode(expand_text(text, [processed])).ids
         part = images_part(np.array(tokens, dtype=np.int32), [processed], spec)
         inputs = dict(theirs(images=[image], text=text, return_tensors="pt"))
+        assert inputs["input_ids"][0].tolist() == tokens
         with torch.inference_mode():
-            if name == "mistral3" and part.images[0].num_tokens == 1:
+            if truth.config.model_type == "mistral3" and part.images[0].num_tokens == 1:
                 inputs = {"inputs_embeds": features_of(truth, inputs), "attention_mask": inputs["attention_mask"]}
-            first = int(truth(**inputs).logits[0, -1].argmax())
-        given.append(Given(tokens, part, [first]))
-    assert len(given) > len(MODES)  # most types refuse no size
+            found.append(OddPrompt(tokens, part, truth(**inputs).logits[0, -1]))
+    return found
+
+
+def check_odd_images(folder: Path, family: ImageFamily, *, is_native: bool = False) -> None:
+    """Images that transformers' processor takes are computed, and a fault of the engine is none of their answers."""
+    prompts = odd_prompts(folder, family, is_native=is_native)
+    assert len(prompts) > len(MODES)  # most types refuse no size
+    given = [Given(each.tokens, each.part, []) for each in prompts]
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-    assert answers(folder, given, params, max_model_len=4096) == [each.answer for each in given]
+    for [token], prompt in zip(answers(folder, given, params, max_model_len=4096), prompts, strict=True):
+        lost = prompt.logits.max() - prompt.logits[token]
+        assert lost <= 1e-3 * prompt.logits.abs().max(), "another token, which is no tie"
+
+
+@pytest.mark.parametrize("name", marked(TYPES, ["mistral3"]))
+def test_images_of_any_size_are_read_or_refused(tmp_path: Path, name: str) -> None:
+    check_odd_images(write_tower_type(name, tmp_path / "m"), family_of(name))
+
+
+@pytest.mark.parametrize("name", marked(NATIVE, ["gemma3", "qwen3_vl"]))
+def test_images_of_any_size_in_towers_of_our_own(tmp_path: Path, name: str) -> None:
+    check_odd_images(write_native_model(name, tmp_path / "m"), native_family(name), is_native=True)
 
 
 class Told(NamedTuple):

@@ -20,6 +20,7 @@ from inflight.multimodal.messages import MessageKind, Refusal, Start, Task, answ
 from inflight.multimodal.processed import ProcessedImage, ProcessedInput
 from inflight.multimodal.processor_process import LostProcessError
 from inflight.multimodal.processors import Processors
+from inflight.processes.child_process import ChildProcess
 from tests.support.image_models import as_bytes, drawing, file_of, write_image_model
 
 SOON = 300.0  # seconds that nothing here takes
@@ -108,7 +109,23 @@ def test_the_image_of_a_process_that_ends_is_tried_again(processors: Processors)
     assert result.result(SOON).inputs
 
 
-def test_an_image_that_takes_too_long_is_refused_and_others_are_not(start: Start) -> None:
+@pytest.mark.parametrize("is_large", [False, True])
+def test_the_image_of_a_stopped_process_is_tried_again(processors: Processors, is_large: bool) -> None:
+    """A large image does not fit into the buffer of the socket, so its sending waits, too."""
+    noise = np.random.default_rng(0).integers(0, 256, (600, 800, 3), dtype=np.uint8)
+    task = Task(content=noise.reshape(-1), shape=noise.shape, options={}) if is_large else GOOD
+    processors.submit(GOOD).result(SOON)
+    os.kill(pid := pid_of(processors), signal.SIGSTOP)
+    assert processors.submit(task).result(SOON).inputs
+    assert pid_of(processors) != pid
+
+
+def test_an_image_that_takes_too_long_is_refused_and_others_are_not(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        ChildProcess, "kill_if_stopped", lambda process: None
+    )  # a stopped process stands for a slow one
     processors = Processors(start, 1, task_seconds=SOON)
     try:
         processors.submit(GOOD).result(SOON)
