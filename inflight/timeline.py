@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,7 @@ class Timeline:
     """The ring buffer. Several threads may record events, because `deque.append` is atomic."""
 
     def __init__(self, capacity: int = 8192) -> None:
-        self._ring = deque[tuple[int, str, int, int, Mapping[str, float] | None]](
-            maxlen=capacity
-        )  # the fields of events
+        self._ring = deque[tuple[Any, ...]](maxlen=capacity)  # the fields of `Event`s
         self.spans: dict[int, tuple[int, str, int]] = {}  # thread -> (step, phase, start) of its current span
 
     def record(

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -70,9 +71,9 @@ class Rotation:
 
     def split(self) -> list["Rotation"]:
         """The rotation of each token alone."""
-        scales = [None] * len(self.cos) if self.query_scale is None else self.query_scale[:, None]
-        rows = zip(self.cos[:, None], self.sin[:, None], scales, strict=True)
-        return [Rotation(cos, sin, self.ops, scale, self.changes_nothing) for cos, sin, scale in rows]
+        scales = repeat(None) if self.query_scale is None else self.query_scale[:, None]
+        others = repeat(self.ops), scales, repeat(self.changes_nothing)
+        return list(map(Rotation, self.cos[:, None], self.sin[:, None], *others))
 
     def apply(self, heads: Tensor, norm: HeadNorm | None) -> Tensor:
         """Returns `heads` after the norm (if there is one) and the rotation. May overwrite `heads`, which has the shape

@@ -10,9 +10,9 @@ Side effects:
 3. `set_num_threads` also sets the size of the pools that torch starts later in this process.
 """
 
-import mmap
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 from inflight.config.free_memory import available_bytes
 from inflight.device import host_memory
 from inflight.device.base import Device, T
-from inflight.errors import OutOfMemoryError
+from inflight.device.long_calls import LONG_CALLS
 
 
 class CpuDevice(Device):
@@ -30,8 +30,13 @@ class CpuDevice(Device):
 
     def __init__(self) -> None:
         # This thread spends its time in calls that release the interpreter lock. Meanwhile the caller can prepare more tasks.
-        self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inflight-compute")
-        self._drain = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inflight-drain")
+        self._compute = ThreadPoolExecutor(
+            1, "inflight-compute", initializer=setattr, initargs=(LONG_CALLS, "before", self._begin_long_call)
+        )
+        self._drain = ThreadPoolExecutor(1, "inflight-drain")
+        # of the compute thread: work that it has not handed to the drain thread yet, and whether it has begun a long call since
+        self._held: list[Callable[[], object]] = []
+        self._has_begun = False
         self._closed = False
         self._kept = host_memory.KeptMemory()
 
@@ -39,29 +44,11 @@ class CpuDevice(Device):
         return available_bytes()
 
     def measure_peak_bytes(self, work: Callable[[], object]) -> int:
-        # otherwise `work` could reuse freed memory, which would not be counted
-        host_memory.call_c_library("malloc_trim", 0)
-        before = host_memory.resident_bytes()
-        files_before = host_memory.file_bytes()
-        host_memory.reset_peak()
-        work()
-        # mapped weights that `work` reads for the first time are no memory of its own
-        read = max(0, host_memory.file_bytes() - files_before)
-        return max(0, host_memory.peak_resident_bytes() - read - before)
+        return host_memory.peak_bytes_of(work)
 
     def allocate_arena(self, num_blocks: int, block_bytes: int) -> torch.Tensor:
-        """The operating system provides zeroed pages when they are first touched, so unused parts of the arena cost nothing."""
-        num_bytes = num_blocks * block_bytes
-        assert num_bytes > 0, f"an arena of {num_blocks} blocks of {block_bytes} bytes"
-        try:
-            pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as error:
-            raise OutOfMemoryError(
-                f"the KV cache of {num_blocks} blocks, {num_bytes / 2**30:.1f} GiB, cannot be allocated ({error}): "
-                "lower kv_cache_memory_bytes or max_model_len"
-            ) from error
-        host_memory.advise_huge_pages(pages)
         # The tensor's storage holds the only reference to the mapping, so the mapping ends with the storage.
+        pages = host_memory.map_arena(num_blocks, block_bytes)
         return torch.frombuffer(pages, dtype=torch.uint8).view(num_blocks, block_bytes)
 
     def to_device(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -69,14 +56,36 @@ class CpuDevice(Device):
 
     def submit(self, task: Callable[[], T]) -> Future[T]:
         assert not self._closed, "submit after close"
-        return self._compute.submit(task)
+        return self._compute.submit(self._run, task)
+
+    def _run(self, task: Callable[[], T]) -> T:
+        try:
+            return task()
+        finally:
+            # if this task or the one before has begun a long call, the next one, if it is there already, soon does, too
+            if not (self._has_begun and self._compute._work_queue.qsize()):
+                self._hand_over()
+            if self._held:
+                self._has_begun = False
+
+    def _begin_long_call(self) -> None:
+        self._has_begun = True
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        while self._held:
+            self._drain.submit(self._held.pop(0))
 
     def drain(self, work: Callable[[], T]) -> Future[T]:
-        # without a copy: on a CPU, the results of the tasks are in host memory already
-        return self._drain.submit(work)
+        """See `Device`. Results are not copied: on a CPU they are in host memory already. The drain thread gets the work when
+        the next task begins a long call (long_calls.py), at the latest when it ends; at once if no task waits."""
+        assert self._begin_long_call == LONG_CALLS.before, "only tasks call drain"
+        future: Future[T] = Future()
+        self._held.append(partial(_complete, future, work))
+        return future
 
     def set_num_threads(self, num_threads: int) -> None:
-        self.drain(lambda: _use_threads(1)).result()
+        self._drain.submit(lambda: _use_threads(1)).result()
         # This must be the second call, because the last call also sets the size of every pool that torch starts later.
         self.submit(lambda: _use_threads(num_threads)).result()
 
@@ -86,9 +95,17 @@ class CpuDevice(Device):
 
     def close(self) -> None:
         self._closed = True
-        self._compute.shutdown(wait=True, cancel_futures=True)
-        self._drain.shutdown(wait=True)
+        self._compute.shutdown(cancel_futures=True)
+        self._hand_over()
+        self._drain.shutdown()
         self._kept.release()
+
+
+def _complete(future: Future[T], work: Callable[[], T]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def _use_threads(num_threads: int) -> None:

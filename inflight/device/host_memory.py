@@ -4,13 +4,14 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
 from inflight.config.control_groups import ROOT
 from inflight.config.free_memory import read_field
+from inflight.errors import OutOfMemoryError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _KEPT_BYTES = 1 << 30
@@ -44,6 +45,38 @@ def reset_peak(root: Path = ROOT) -> None:
         (root / "proc/self/clear_refs").write_text("5")
     except OSError:
         return  # in a sandbox; then `peak_resident_bytes` may be too high, never too low
+
+
+def peak_bytes_of(work: Callable[[], object]) -> int:
+    """Calls `work` and returns the most bytes of memory that it uses at once: see `Device.measure_peak_bytes`."""
+    call_c_library("malloc_trim", 0)  # otherwise `work` could reuse freed memory, which would not be counted
+    before = resident_bytes()
+    files_before = file_bytes()
+    reset_peak()
+    work()
+    # mapped weights that `work` reads for the first time are no memory of its own
+    read = max(0, file_bytes() - files_before)
+    return max(0, peak_resident_bytes() - read - before)
+
+
+def map_arena(num_blocks: int, block_bytes: int) -> mmap.mmap:
+    """Maps zeroed memory for blocks of a KV cache. The operating system provides a page when it is first touched, so unused
+    parts cost nothing.
+
+    Raises:
+        OutOfMemoryError: the operating system refuses it.
+    """
+    num_bytes = num_blocks * block_bytes
+    assert num_bytes > 0, f"an arena of {num_blocks} blocks of {block_bytes} bytes"
+    try:
+        pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise OutOfMemoryError(
+            f"the KV cache of {num_blocks} blocks, {num_bytes / 2**30:.1f} GiB, cannot be allocated ({error}): "
+            "lower kv_cache_memory_bytes or max_model_len"
+        ) from error
+    advise_huge_pages(pages)
+    return pages
 
 
 def advise_huge_pages(pages: mmap.mmap) -> None:

@@ -24,6 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
+from inflight.device.long_calls import LONG_CALLS
 from inflight.distributed.activation_link import ActivationLink, LinkSpec, agree
 from inflight.distributed.channel import Channel
 from inflight.distributed.intermediate_tensors import IntermediateTensors
@@ -69,6 +70,7 @@ class StageLink(ActivationLink):
         """Wait until the tensors have arrived, and return them."""
         posted, future = self._posted.popleft()
         assert posted == step_id, f"step {step_id} is computed, but step {posted} was posted before it"
+        LONG_CALLS.before()
         with self._timeline.span(step_id, "receive"):
             received = future.result()
         self._raise_if_broken()

@@ -44,9 +44,8 @@ class RotaryEmbedding(nn.Module):
             return self.compute(positions)
         position = int(positions)
         if position not in self._of_position:
-            several = range(position, position + NUM_AHEAD)
-            rotations = self.compute(torch.tensor(several, dtype=positions.dtype, device="cpu")).split()
-            self._of_position = dict(zip(several, rotations, strict=True))
+            several = torch.arange(position, position + NUM_AHEAD, dtype=positions.dtype, device="cpu")
+            self._of_position = dict(enumerate(self.compute(several).split(), position))
         return self._of_position[position]
 
     def compute(self, positions: Tensor) -> Rotation:

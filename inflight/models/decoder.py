@@ -118,7 +118,8 @@ class DecoderForCausalLM(CausalLM):
             hidden, stream = self.layers[last](*result, shared, None if is_added else rows)
             if added is not None and is_added:
                 added.add_behind(last, stream)
-                hidden, stream = (hidden, stream) if rows is None else (hidden[rows], stream[rows])
+                if rows is not None:
+                    hidden, stream = hidden[rows], stream[rows]
             return (self.norm.add_and_norm(hidden, stream),) if self.stage.is_last else (hidden, stream)
 
         inputs = (residual, delta, token_inputs, step.captured, *(x for each in rotations for x in each.tensors))

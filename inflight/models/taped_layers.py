@@ -88,6 +88,6 @@ def _run_alone(call: Callable[[], int]) -> None:
 
 
 def _step_of(metadata: AttentionMetadata, num_tokens: int) -> AttentionStep:
-    assert isinstance(metadata, CpuPagedMetadata | CpuStateMetadata), f"metadata of another backend: {metadata}"
-    assert num_tokens == metadata.num_tokens, f"{num_tokens} queries, {metadata.num_tokens} in the metadata"
+    assert isinstance(metadata, CpuPagedMetadata | CpuStateMetadata), metadata  # otherwise it is another backend's
+    assert num_tokens == metadata.num_tokens, metadata
     return metadata.step

@@ -75,11 +75,11 @@ class DrawnStep:
 
     def to_output(self) -> ModelRunnerOutput:
         """Copy the results to the host and return the step's output. This waits for the device."""
-        results = () if self.parts is None else self.parts.results()
-        if self.drawn is None:
+        drawn, results = self.drawn, () if self.parts is None else self.parts.results()
+        if drawn is None:
             return ModelRunnerOutput(step_id=self.step_id, parts=results)
-        tokens = self.drawn.token_ids.cpu().numpy()
+        tokens = drawn.token_ids.cpu().numpy()
         output = ModelRunnerOutput(step_id=self.step_id, sampled_token_ids=tokens, parts=results)
-        if self.drawn.logprobs is not None and self.drawn.logprobs_rows is not None:
-            output = replace(output, logprobs=self.drawn.logprobs.to_columns(), logprobs_rows=self.drawn.logprobs_rows)
+        if drawn.logprobs is not None and drawn.logprobs_rows is not None:
+            output = replace(output, logprobs=drawn.logprobs.to_columns(), logprobs_rows=drawn.logprobs_rows)
         return output if self.verified is None else self.verified.emitted(output)

@@ -19,19 +19,17 @@ from inflight.attention.backend import MetadataBuilder
 from inflight.attention.metadata import AttentionInputs, AttentionMetadata
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.interface.kv_cache import KVCacheConfig
-from inflight.interface.request import ResolvedSampling
 from inflight.interface.step import GrammarOutput, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from inflight.models.captured_layers import new_captured
 from inflight.models.causal_lm import ModelStep
 from inflight.sample.processors import LogitsProcessors
 from inflight.sample.sampler import Sampler, SamplerOutput
-from inflight.sampling_params import SamplingParams
 from inflight.worker.draw_rows import VerifiedDraws, grammar_masks
 from inflight.worker.drawn_tokens import DrawnTokens
 from inflight.worker.input_batch import StepInputs
 from inflight.worker.model_input import DrawnStep, ForwardInput, ForwardOutput, ModelInput
 from inflight.worker.pipeline import Pipeline
-from inflight.worker.profile_run import one_token_each, prompt_beside_a_token, run_dummy_step
+from inflight.worker.profile_run import draw_in_all_slots, one_token_each, prompt_beside_a_token, run_dummy_step
 from inflight.worker.runner import Runner
 from inflight.worker.runner_base import RankParts
 from inflight.worker.step_drafts import StepDrafts, reads_hidden
@@ -41,9 +39,9 @@ from inflight.worker.token_inbox import TokenInbox
 class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnStep]):
     def __init__(self, parts: RankParts) -> None:
         super().__init__(parts)
-        config, device, pipeline = parts.config, parts.device, parts.pipeline
+        config, pipeline = parts.config, parts.pipeline
         architecture, max_num_seqs = config.model.architecture, config.scheduler.max_num_seqs
-        self._sampler = Sampler(architecture.vocab_size, device.torch_device)
+        self._sampler = Sampler(architecture.vocab_size, parts.device.torch_device)
         speculative = config.speculative
         self._num_speculative_tokens = 0 if speculative is None else speculative.num_speculative_tokens
         self._drawn_tokens = DrawnTokens(
@@ -257,8 +255,4 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
         num_rows = min(max_num_seqs * (1 + self._num_speculative_tokens), len(hidden))
         logits = self._model.compute_logits(hidden[:num_rows])
         if self._draws:
-            for slot in range(max_num_seqs):
-                sampling = ResolvedSampling(params=SamplingParams(), seed=slot, max_tokens=1)
-                self._sampling_state.add(slot, sampling)
-            draws = np.arange(num_rows, dtype=np.int32)
-            self._sampler(logits, self._sampling_state.take(draws % max_num_seqs).metadata(draws))
+            draw_in_all_slots(self._sampler, self._sampling_state, logits, max_num_seqs)

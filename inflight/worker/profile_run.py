@@ -14,10 +14,14 @@ from inflight.config.pipeline_stage import PipelineStage
 from inflight.device.base import Device
 from inflight.distributed.intermediate_tensors import IntermediateTensors
 from inflight.interface.kv_cache import DUMMY_BLOCK, KVCacheConfig, KVCacheSpec
+from inflight.interface.request import ResolvedSampling
 from inflight.layers.attention import Attention
 from inflight.layers.recurrent_state import RecurrentState
 from inflight.models.captured_layers import new_captured
 from inflight.models.causal_lm import CausalLM, ModelStep
+from inflight.sample.sampler import Sampler
+from inflight.sample.state import SamplingState
+from inflight.sampling_params import SamplingParams
 
 
 def run_largest_step(
@@ -139,3 +143,11 @@ def _prompts(num_tokens: int, max_model_len: int, block_size: int) -> AttentionI
         num_computed_tokens=np.zeros(num_rows, dtype=np.int32),
         block_table=1 + np.arange(num_rows * width, dtype=np.int32).reshape(num_rows, width),
     )
+
+
+def draw_in_all_slots(sampler: Sampler, state: SamplingState, logits: Tensor, max_num_seqs: int) -> None:
+    """Draw a token from each row of `logits`, at most `max_num_seqs` of one request each, for all slots."""
+    for slot in range(max_num_seqs):
+        state.add(slot, ResolvedSampling(params=SamplingParams(), seed=slot, max_tokens=1))
+    draws = np.arange(len(logits), dtype=np.int32)
+    sampler(logits, state.take(draws % max_num_seqs).metadata(draws))

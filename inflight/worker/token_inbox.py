@@ -6,6 +6,7 @@ from concurrent.futures import Future
 
 from torch import Tensor
 
+from inflight.device.long_calls import LONG_CALLS
 from inflight.distributed.token_link import TokenReceiver
 from inflight.interface.request import Int32Array
 
@@ -38,6 +39,7 @@ class TokenInbox:
         """Wait for the messages of all steps up to `step_id`, and apply them. Then also apply messages of later steps that
         have arrived already."""
         expected = self._expected
+        LONG_CALLS.before()
         while expected and (expected[0][0] <= step_id or expected[0][3].done()):
             _, slots, positions, message = expected.popleft()
             self._apply(slots, positions, message.result())

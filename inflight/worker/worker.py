@@ -211,7 +211,7 @@ class Worker(StepPipeline):
     def end_steps(self) -> None:
         self._pipeline.close()
         self._device.synchronize()  # forwards and samples that were submitted fail, because this rank has left its groups
-        self._device.drain(lambda: None).result()
+        self._device.submit(lambda: self._device.drain(lambda: None)).result().result()
         for future in self._futures:
             future.cancel()  # its step waits for masks that never come
         self._futures.clear()

@@ -26,6 +26,7 @@ from torch.autograd import profiler
 from torch.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from inflight.device.long_calls import LONG_CALLS
 from inflight.kernels.cpu.call_checks import require, require_rows
 from inflight.kernels.cpu.functions import SIGNATURES, AttentionStep, TapeCall, TapePatch
 from inflight.kernels.cpu.recording import KernelLibrary
@@ -111,6 +112,7 @@ class Tape:
         addresses += [ctypes.addressof(step) for step in steps]
         addresses += [tensor.data_ptr() for tensor in results]
         values = (ctypes.c_int64 * (len(counts) + len(addresses)))(*counts, *addresses)
+        LONG_CALLS.before()
         # a range that no profiler records would still make fifteen calls
         with record_function("decoder_layers") if profiler._is_profiler_enabled else nullcontext():
             run(partial(self._replay, values))

@@ -6,6 +6,8 @@ import gc
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import torch
 from inflight.device import host_memory
 from inflight.device.base import ARENA_ALIGNMENT, Device
 from inflight.device.cpu import CpuDevice
+from inflight.device.long_calls import LONG_CALLS
 from inflight.device.selector import get_device
 from inflight.errors import ConfigError, OutOfMemoryError
 from tests.support.fake_device import FakeDevice
@@ -112,7 +115,7 @@ def test_only_stages_have_a_pool(cpu: CpuDevice) -> None:
         for num_threads in (2, 1, 3):
             cpu.set_num_threads(num_threads)
             assert cpu.submit(torch.get_num_threads).result() == num_threads
-            assert cpu.drain(torch.get_num_threads).result() == 1
+            assert cpu.submit(lambda: cpu.drain(torch.get_num_threads)).result().result() == 1
             assert torch.get_num_threads() == before, "the calling thread's is its own"
     finally:
         torch.set_num_threads(before)
@@ -165,3 +168,60 @@ def test_a_rank_without_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match=r"rank 1 .*torch sees 1 "):
         get_device("cuda", 1)
+
+
+def test_the_drain_thread_gets_work_when_the_next_task_begins_a_long_call(cpu: CpuDevice) -> None:
+    """Tasks like the phases of steps: a forward makes a long call, a sample drains. The next forward waits already."""
+    gate, seen = threading.Event(), list[str]()
+    drained: list[Future[None]] = []
+
+    def forward(name: str) -> None:
+        seen.append(f"{name} before")
+        time.sleep(0.01)  # a drain thread that had the work would do it now
+        LONG_CALLS.before()
+        if drained:
+            drained[-1].result(timeout=300)
+        seen.append(f"{name} after")
+
+    def sample(name: str) -> None:
+        drained.append(cpu.drain(lambda: seen.append(name)))
+
+    cpu.submit(gate.wait)
+    tasks = [cpu.submit(partial(forward, "forward 0")), cpu.submit(partial(sample, "drain 0"))]
+    tasks.append(cpu.submit(partial(forward, "forward 1")))
+    gate.set()
+    for task in tasks:
+        task.result(timeout=300)
+    assert seen == ["forward 0 before", "forward 0 after", "forward 1 before", "drain 0", "forward 1 after"]
+
+
+@pytest.mark.parametrize("calls", [0, 1], ids=["no long calls", "a long call before"])
+def test_work_is_handed_over_at_the_latest_when_the_next_task_ends(cpu: CpuDevice, calls: int) -> None:
+    """Without long calls, at once: the next task here waits for the work. Otherwise the next task may be one without."""
+    gate, drained = threading.Event(), list[Future[int]]()
+
+    def sample() -> None:
+        for _ in range(calls):
+            LONG_CALLS.before()
+        drained.append(cpu.drain(lambda: 7))
+
+    def other() -> int:
+        return drained[-1].result(timeout=300) if calls == 0 else 7
+
+    cpu.submit(gate.wait)
+    cpu.submit(sample)
+    task = cpu.submit(other)
+    gate.set()
+    assert task.result(timeout=300) == 7
+    assert drained[-1].result(timeout=300) == 7
+
+
+def test_work_that_no_task_follows_is_handed_over_and_its_error_is_kept(cpu: CpuDevice) -> None:
+    def sample() -> Future[float]:
+        LONG_CALLS.before()
+        return cpu.drain(lambda: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        cpu.submit(sample).result().result(timeout=300)
+    with pytest.raises(AssertionError, match="only tasks"):
+        cpu.drain(lambda: None)
