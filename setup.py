@@ -2,8 +2,8 @@
 
 The libraries use neither Python nor torch, so one wheel serves every Python.
 
-The kernels are optional: without a C++ compiler, or on a processor that is not x86-64, the install goes on without them, and
-plain torch does the arithmetic. With `INFLIGHT_REQUIRE_KERNELS=1` an install fails if a kernel cannot be built.
+The kernels are optional: without a C++ compiler, or on a processor that is neither x86-64 nor 64-bit ARM, the install goes on
+without them, and plain torch does the arithmetic. With `INFLIGHT_REQUIRE_KERNELS=1` an install fails if one cannot be built.
 
 Finished libraries are kept in the user's cache folder, so that the next clone, wheel or environment need not compile them.
 """
@@ -27,13 +27,17 @@ from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("inflight/kernels/cpu")
 COMPILING = runpy.run_path(str(FOLDER / "compile_flags.py"))
+BEGINNING = {"x86_64": "avx", "aarch64": "neon"}.get(platform.machine(), "no kernels for this machine")
+INSTRUCTION_SETS = {
+    name: flags for name, flags in COMPILING["INSTRUCTION_SET_FLAGS"].items() if name.startswith(BEGINNING)
+}
 OLDEST_GLIBC = 28  # minor version: torch's own wheels need glibc 2.28
 # In the cache folder: those of the last eight states of the sources, 50 MB
-KEPT_LIBRARIES = 8 * len(COMPILING["INSTRUCTION_SET_FLAGS"])
+KEPT_LIBRARIES = 8 * len(INSTRUCTION_SETS)
 
 
 def extensions() -> list[Extension]:
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
+    if platform.system() != "Linux":
         return []
     files = COMPILING["source_files"](FOLDER)
     return [
@@ -46,7 +50,7 @@ def extensions() -> list[Extension]:
             language="c++",
             optional=os.environ.get("INFLIGHT_REQUIRE_KERNELS") != "1",
         )
-        for name, flags in COMPILING["INSTRUCTION_SET_FLAGS"].items()
+        for name, flags in INSTRUCTION_SETS.items()
     ]
 
 

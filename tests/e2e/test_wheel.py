@@ -105,8 +105,9 @@ def test_the_wheel_has_what_it_needs(wheel: Path) -> None:
     assert set(needed.split()) <= set(names)
     libraries = [name for name in names if name.endswith(".so")]
     if INSTRUCTION_SETS_HERE:
-        assert len(libraries) == len(INSTRUCTION_SETS), libraries
-        assert {name.rpartition("/")[2] for name in libraries} == {f"_{name}.so" for name in INSTRUCTION_SETS}
+        assert sorted(name.rpartition("/")[2] for name in libraries) == sorted(
+            f"_{name}.so" for name in INSTRUCTION_SETS if name.startswith("avx")
+        )
     assert not [name for name in names if name.endswith((".cpp", ".h")) or name.startswith(("tests", "scripts"))]
 
 

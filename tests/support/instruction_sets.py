@@ -1,9 +1,19 @@
-"""The instruction sets whose C++ kernels can be used here. None without a compiler, or on another processor."""
+"""The instruction sets whose C++ kernels can be used here. None without a compiler, or on another processor.
+
+If INFLIGHT_TEST_GUEST is "neon=program", it is only this one: the program of tests/support/guest computes the kernels.
+"""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from inflight.kernels.cpu.library import INSTRUCTION_SETS, KernelsUnavailableError, open_kernels
 from tests.conftest import FULL
+from tests.support.guest import kernels as guest
+
+if given := os.environ.get("INFLIGHT_TEST_GUEST"):
+    guest.install(given.partition("=")[0], Path(given.partition("=")[2]))
 
 
 def _usable(name: str) -> bool:

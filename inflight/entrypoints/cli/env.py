@@ -34,7 +34,7 @@ PACKAGES = "torch numpy safetensors tokenizers jinja2 huggingface_hub transforme
 # Processor flags on which the choice of kernels depends: vector width, dot products in bfloat16 and int8, matrix tiles.
 CPU_FLAGS = """
     avx2 fma f16c avx512f avx512bw avx512vl avx512_bf16 avx512_vnni avx512_fp16
-    avx_vnni amx_tile amx_bf16 amx_int8 asimd bf16 i8mm sve
+    avx_vnni amx_tile amx_bf16 amx_int8 asimd asimddp bf16 i8mm sve
 """.split()
 GLANCE_SECONDS = 0.05  # so long it is measured whether other programs use the cores
 _VARIABLES = (*foreign_variables.PREFIXES, "OMP_", "MKL_", "KMP_", "HF_", "CUDA_VISIBLE_DEVICES")

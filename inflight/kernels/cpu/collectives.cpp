@@ -26,6 +26,7 @@
 
 #include "kernels.h"
 #include "simd.h"
+#include "team.h"
 
 namespace {
 
@@ -105,7 +106,7 @@ int32_t wait_for(const RankGroup* group, int32_t peer, uint32_t wanted) {
         if (counter & 1) return cause_of_end(group).load();
         const int64_t waited = now_ns() - start;
         if (waited < kSpinNs) {
-            for (int32_t pause = 0; pause < 8; pause++) _mm_pause();
+            for (int32_t pause = 0; pause < 8; pause++) pause_briefly();
         } else if (waited > group->timeout_ns) {
             return end_group(group, kSilent, peer);
         } else {

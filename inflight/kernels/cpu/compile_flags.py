@@ -14,6 +14,9 @@ INSTRUCTION_SET_FLAGS = {  # library.py lists what a processor must have for eac
     "avx512": ["-march=x86-64-v4", "-mavx512vnni"],
     "avx512_bf16": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
     "avx512_amx": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
+    "neon": ["-march=armv8-a"],
+    "neon_dotprod": ["-march=armv8.2-a+dotprod"],
+    "neon_bf16": ["-march=armv8.2-a+dotprod+bf16+i8mm"],
 }
 COMMON_FLAGS = [
     "-std=c++17",

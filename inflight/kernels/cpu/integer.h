@@ -1,13 +1,13 @@
-// Vectors of 32-bit integers, in addition to those of simd.h: dot products of bytes, and half-precision scales.
+// Vectors of 32-bit integers, in addition to those of simd.h: dot products of bytes.
 #pragma once
 
 #include "simd.h"
 
-struct f16 {
-    uint16_t bits;
-};
+#if defined(__aarch64__)
 
-#if defined(__AVX512F__)
+#include "integer_neon.h"
+
+#elif defined(__AVX512F__)
 
 using VecI = __m512i;
 
@@ -37,10 +37,6 @@ static inline VecF unless_above(VecF v, VecF limit) {
 }
 // A bit for each lane: whether it is above the limit.
 static inline uint32_t lanes_above(VecF v, VecF limit) { return _mm512_cmp_ps_mask(v, limit, _CMP_GT_OQ); }
-
-static inline VecF load(const f16* p) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-}
 
 // Adds to each sum the products of four neighbouring bytes. Bytes of `a` are unsigned and below 2^kBits. Bytes of `b` are signed
 // and above -128.
@@ -102,8 +98,6 @@ static inline VecF unless_above(VecF v, VecF limit) {
 static inline uint32_t lanes_above(VecF v, VecF limit) {
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(v, limit, _CMP_GT_OQ)));
 }
-
-static inline VecF load(const f16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 
 #if defined(__AVXVNNI__) || defined(INFLIGHT_EVEX_VNNI)
 // A test on a processor that has the instruction only for AVX-512 asks for its other encoding.

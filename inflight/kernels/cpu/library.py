@@ -31,14 +31,17 @@ _AVX512 = _AVX2 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl avx512_
 _AVX512_BF16 = _AVX512 | {"avx512_bf16"}
 _AMX = "avx512_amx"
 _AVX2_VNNI = "avx2_vnni"
-_UNKNOWN_TO_OLD_COMPILERS = (_AMX, _AVX2_VNNI)
-# Instruction set -> the processor flags that it needs, as /proc/cpuinfo spells them. The best set comes first.
+_UNKNOWN_TO_OLD_COMPILERS = (_AMX, _AVX2_VNNI, "neon_bf16")
+# Instruction set -> the processor flags that it needs, as /proc/cpuinfo spells them. The best set of a machine comes first.
 INSTRUCTION_SETS = {
     _AMX: _AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
     "avx512_bf16": _AVX512_BF16,
     "avx512": _AVX512,
     _AVX2_VNNI: _AVX2 | {"avx_vnni"},
     "avx2": _AVX2,
+    "neon_bf16": {"asimd", "asimddp", "bf16", "i8mm"},
+    "neon_dotprod": {"asimd", "asimddp"},
+    "neon": {"asimd"},
 }
 # The system call arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
 _REQUEST_TILE_REGISTERS = tuple(map(c_long, (158, 0x1023, 18)))
@@ -80,24 +83,20 @@ def open_kernels(wanted: str) -> KernelLibrary:
     Raises:
         KernelsUnavailableError: the library cannot be used; the message gives the reason.
     """
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        raise KernelsUnavailableError(
-            f"they are for Linux on x86-64, and this is {platform.system()} {platform.machine()}"
-        )
+    if platform.system() != "Linux":
+        raise KernelsUnavailableError(f"they are for Linux, and this is {platform.system()}")
     flags = _processor_flags()
     usable = [name for name, needed in INSTRUCTION_SETS.items() if needed <= flags]
-    if wanted != "auto" and wanted not in usable:
+    if not usable or (wanted != "auto" and wanted not in usable):
         known = ", ".join(INSTRUCTION_SETS)
         raise KernelsUnavailableError(
             f"{wanted!r} cannot be used: of the sets {known}, this processor has {', '.join(usable) or 'none'}"
         )
-    if not usable:
-        raise KernelsUnavailableError("the processor has no AVX2")
-    if wanted == "auto" and usable[0] in _UNKNOWN_TO_OLD_COMPILERS and _path(usable[1]).exists():
-        # an operating system may not permit AMX, either: the next set computes the same, only slower
-        is_served = _path(usable[0]).exists() and (usable[0] != _AMX or _may_use_tile_registers())
-        usable = usable if is_served else usable[1:]
     chosen = usable[0] if wanted == "auto" else wanted
+    if wanted == "auto" and chosen in _UNKNOWN_TO_OLD_COMPILERS and _path(usable[1]).exists():
+        # an operating system may not permit AMX, either: the next set computes the same, only slower
+        is_served = _path(chosen).exists() and (chosen != _AMX or _may_use_tile_registers())
+        chosen = chosen if is_served else usable[1]
     path = _path(chosen)
     if not path.exists():
         raise KernelsUnavailableError(_why_missing(path))
@@ -152,7 +151,7 @@ def _check_sources(library: KernelLibrary, path: Path) -> None:
 
 def _processor_flags() -> frozenset[str]:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
+        if line.startswith(("flags", "Features")):  # x86-64, and ARM
             return frozenset(line.partition(":")[2].split())
     return frozenset()
 

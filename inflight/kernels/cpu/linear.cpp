@@ -23,8 +23,8 @@
 
 namespace {
 
-constexpr int kTileRows = kLanes == 16 ? 12 : 4;         // rows of a tile: each needs two registers for its sums
-constexpr int kGroupedTileRows = kLanes == 16 ? 6 : 2;   // the same if rows have several groups, whose sums need registers, too
+constexpr int kTileRows = kRowsOfSums;             // rows of a tile: each needs two registers for its sums
+constexpr int kGroupedTileRows = kRowsOfSums / 2;  // the same if rows have several groups, whose sums need registers, too
 constexpr int64_t kCacheShare = (kHasTiles ? 768 : 256) << 10;  // bytes of a core's cache for weights, and as many for rows
 
 int64_t units_per_row(const LinearWeight& weight) { return weight.in_features * (weight.bits <= 8 ? 8 : weight.bits) / 32; }

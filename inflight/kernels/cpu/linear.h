@@ -31,7 +31,7 @@ struct PanelLayout {
         num_panels = (columns + width - 1) / width;
         num_groups = weight.in_features / weight.group_size;
         weight_bytes = weight.group_size * kPanel * weight.bits / 8;
-        scale_bytes = num_groups == 1 ? sizeof(float) : sizeof(f16);
+        scale_bytes = num_groups == 1 ? sizeof(float) : sizeof(fp16);
         group_bytes = weight_bytes;
         if (weight.bits <= 8) group_bytes += kPanel * scale_bytes * (weight.has_offsets ? 2 : 1);
         panel_bytes = num_groups * group_bytes;

@@ -43,7 +43,7 @@ inline Rows rows_of(const Call& call, const PanelLayout& layout, const Rows& row
 
 inline VecF load_scale(const PanelLayout& layout, const char* scales, int i) {
     if (layout.scale_bytes == sizeof(float)) return load(reinterpret_cast<const float*>(scales) + i);
-    return load(reinterpret_cast<const f16*>(scales) + i);
+    return load(reinterpret_cast<const fp16*>(scales) + i);
 }
 
 // The weights of an outlier in one vector of a panel. If the weight is one group, they are not multiplied by their scales.

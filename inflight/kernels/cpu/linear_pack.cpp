@@ -23,13 +23,11 @@ void pack_plain(const char* const* rows, const LinearWeight& weight, const Panel
     }
 }
 
-f16 to_f16(float x) { return f16{static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT))}; }
-
 void store_scale(const PanelLayout& layout, char* scales, int i, float scale) {
     if (layout.scale_bytes == sizeof(float))
         reinterpret_cast<float*>(scales)[i] = scale;
     else
-        reinterpret_cast<f16*>(scales)[i] = to_f16(scale);
+        reinterpret_cast<fp16*>(scales)[i] = to_fp16(scale);
 }
 
 // Packs one group of one output feature: its units become to[0], to[kPanel], to[2 * kPanel], ...

@@ -1,10 +1,13 @@
-// Vectors of float for one instruction set, chosen by the compiler's flags: AVX-512 with BF16, AVX-512, or AVX2.
+// Vectors of float for one instruction set, chosen by the compiler's flags: AVX-512 with BF16, AVX-512, AVX2, or NEON
+// (simd_neon.h).
 //
 // A *unit* is 32 bits of a row: one float, or two neighbouring bfloat16. `dot` multiplies units and adds: for floats it is a
 // fused multiply-add, for bfloat16 the sum of two products. So kernels are written once for both types.
 #pragma once
 
+#if !defined(__aarch64__)
 #include <immintrin.h>
+#endif
 
 #include <cstdint>
 #include <cstring>
@@ -45,9 +48,15 @@ inline bf16 from_float<bf16>(float x) {  // to nearest, ties to even; NaN stays 
 template <typename T>
 constexpr int kElementsPerUnit = sizeof(uint32_t) / sizeof(T);
 
-#if defined(__AVX512F__)
+// kRowsOfSums: so many rows of two vectors of sums stay in registers, beside what a step of a product needs.
+#if defined(__aarch64__)
+
+#include "simd_neon.h"
+
+#elif defined(__AVX512F__)
 
 constexpr int kLanes = 16;
+constexpr int kRowsOfSums = 12;
 using VecF = __m512;
 using VecU = __m512i;  // kLanes units
 
@@ -94,6 +103,8 @@ static inline void store(bf16* p, VecF v) {
 #endif
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), packed);
 }
+
+static inline fp16 to_fp16(float x) { return fp16{static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT))}; }
 
 static inline VecF load(const fp16* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -171,6 +182,7 @@ static inline VecF split_power(VecF x, VecF& power) {
 #else  // AVX2
 
 constexpr int kLanes = 8;
+constexpr int kRowsOfSums = 4;
 using VecF = __m256;
 using VecU = __m256i;
 
@@ -229,6 +241,8 @@ static inline void store(bf16* p, VecF v) {
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0x08);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
+
+static inline fp16 to_fp16(float x) { return fp16{static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT))}; }
 
 static inline VecF load(const fp16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 

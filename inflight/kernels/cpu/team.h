@@ -10,7 +10,9 @@
 // A thread that waits spins for kSpinNs and then sleeps, so that its core can run a thread of the team that was stopped elsewhere.
 #pragma once
 
+#if !defined(__aarch64__)
 #include <immintrin.h>
+#endif
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -32,11 +34,20 @@ class TeamTask {  // a reference to a function object without arguments, which m
     void (*call_)(const void*);
 };
 
+// What a thread does in a loop in which it waits.
+inline void pause_briefly() {
+#if defined(__aarch64__)
+    asm volatile("isb" : : : "memory");  // `yield` does nothing on most processors
+#else
+    _mm_pause();
+#endif
+}
+
 class Spin {  // one wait
   public:
     // Pauses for a moment. Returns false if the thread has spun long enough and should sleep.
     bool goes_on() {
-        _mm_pause();
+        pause_briefly();
         if (++num_rounds_ % kRoundsPerLook != 0) return true;
         timespec time;
         clock_gettime(CLOCK_MONOTONIC, &time);

@@ -160,6 +160,12 @@ def test_many_short_rows_and_heads_at_once(row: dict[str, Any], monkeypatch: pyt
     assert world(case).run() < TOLERANCES[dtype, kv_cache_dtype]
 
 
+@DTYPES
+def test_few_tokens(instruction_set: str, dtype: torch.dtype, kv_cache_dtype: torch.dtype | None) -> None:
+    few = world(dataclasses.replace(LONG, steps=((20, 3), (1, 1)), dtype=dtype, kv_cache_dtype=kv_cache_dtype))
+    assert few.run() < TOLERANCES[dtype, kv_cache_dtype]
+
+
 def test_rows_of_zeros_in_int8(instruction_set: str) -> None:
     zeros = world(dataclasses.replace(LONG, steps=((20, 3), (1, 1)), kv_cache_dtype=torch.int8))
     for sequence in zeros.sequences:

@@ -1,0 +1,1 @@
+"""The C++ kernels of another processor, computed by an emulator."""
