@@ -169,7 +169,7 @@ class ModelRunner(Runner[ModelInput, ForwardOutput | IntermediateTensors, DrawnS
         if parts is not None:
             parts.upload(self._device.to_device)
             step = parts.extend(step)
-        hidden = self._model.forward(step)
+        hidden = self._model(step)
         if isinstance(hidden, IntermediateTensors):
             return hidden
         if parts is not None:
