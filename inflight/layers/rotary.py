@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from inflight.attention.backend import Rotation
+from inflight.attention.cpu_paged import CpuPagedBackend
 from inflight.config.mixers import RopeConfig
 from inflight.layers.context import LayerContext
 from inflight.layers.rope_frequencies import head_frequencies
@@ -25,8 +26,8 @@ class RotaryEmbedding(nn.Module):
     context is needed.
 
     This is thirteen operations of torch. In a decode step they take 0.2 ms, because the weights have displaced everything from
-    the processor's caches. So on a CPU, a step of one token also computes the rotations of the next positions, for later
-    steps. Only the thread that computes may use the object."""
+    the processor's caches. So with the kernels of CPUs, a step of one token also computes the rotations of the next
+    positions, for later steps. Only the thread that computes may use the object."""
 
     def __init__(self, rope: RopeConfig | None, head_dim: int, context: LayerContext) -> None:
         super().__init__()
@@ -36,11 +37,12 @@ class RotaryEmbedding(nn.Module):
         self.query_beta = None if rope is None else rope.query_beta
         self.original_length = 1 if rope is None else rope.original_max_position_embeddings
         self.frequencies = head_frequencies(rope, head_dim).to(context.device)
+        self._looks_ahead = isinstance(context.backend, CpuPagedBackend)  # others may record steps and replay them
         self._of_position: dict[int, Rotation] = {}  # of a few positions
 
     def forward(self, positions: Tensor) -> Rotation:
         """positions [num_tokens] -> the rotation that each layer applies to its queries and keys."""
-        if positions.shape[0] != 1 or not positions.is_cpu:
+        if positions.shape[0] != 1 or not self._looks_ahead:
             return self.compute(positions)
         position = int(positions)
         if position not in self._of_position:

@@ -95,11 +95,15 @@ int num_pieces = 0;
 int contents;  // the file
 std::atomic_flag is_busy = ATOMIC_FLAG_INIT;
 
+// Other threads may read the pages at once. So memory that nobody may touch takes the place first, and the copies replace it in one
+// step. QEMU maps a file to a place that it may choose in two steps: for a moment there would be zeros.
 void map(const Piece& piece) {
     if (num_pieces == kMostPieces) fail("too many pieces of memory, at", piece.address);
     void* const wanted = reinterpret_cast<void*>(piece.address);
-    if (mmap(wanted, piece.size, PROT_READ | PROT_WRITE, MAP_SHARED, contents, piece.place) != wanted)
+    if (mmap(wanted, piece.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) != wanted)
         fail("this process uses the same address:", piece.address);
+    if (mmap(wanted, piece.size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, contents, piece.place) != wanted)
+        fail("there is no copy to map at", piece.address);
     pieces[num_pieces++] = piece;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from inflight.attention.selector import get_backend
 from inflight.config.mixers import RopeConfig
 from inflight.config.parse_architecture import parse_architecture
 from inflight.layers.rope_frequencies import inverse_frequencies
@@ -133,7 +135,8 @@ def test_yarn_with_an_empty_range_of_correction_is_finite() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_token_has_the_rotation_that_it_has_among_others(rope: RopeConfig | None, dtype: torch.dtype) -> None:
     """Positions in order, as one request has them, and those of two requests that take turns, at the ends of what is kept."""
-    rotary = RotaryEmbedding(rope, 8, layer_context(dtype))
+    backend = get_backend("cpu", [8], 16, dtype, dtype)  # the kernels, if they are installed
+    rotary = RotaryEmbedding(rope, 8, dataclasses.replace(layer_context(dtype), backend=backend))
     positions = [*range(70), 5, 900, 6, 901, 900 + NUM_AHEAD - 1, 900 + NUM_AHEAD, 899, 131071]
     among_others = rotary(torch.tensor(positions, dtype=torch.int32))
     for row, position in enumerate(positions):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import faulthandler
 import socket
 import ssl
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,8 +152,7 @@ def test_a_wrong_file_of_one_kind_does_not_keep_the_other_kind_from_being_read(t
     assert server._keys.accepts(b"second-key-2") == (wrong == "certificate")
 
 
-@pytest.mark.parametrize("was_closed", [False, True])
-def test_sighup_reads_files_or_ends_a_server_whose_terminal_was_closed(tmp_path: Path, was_closed: bool) -> None:
+def test_a_server_reads_keys_again(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("first-key-1\n")
     settings = ServerSettings(api_key_file=str(keys), access_log="off")
@@ -163,11 +160,7 @@ def test_sighup_reads_files_or_ends_a_server_whose_terminal_was_closed(tmp_path:
     async def start() -> Any:
         raise AssertionError("it is not started")
 
-    terminal: Any = SimpleNamespace(was_closed=was_closed)
-    shutdown = Shutdown(1000.0)
-    server: Any = Server(settings, None, start, shutdown, terminal=terminal)
+    server: Any = Server(settings, None, start, Shutdown(1000.0))
     keys.write_text("second-key-2\n")
-    server._record_hangup()
-    faulthandler.cancel_dump_traceback_later()
-    assert shutdown.begun.is_set() == was_closed and not shutdown.cut.is_set()
-    assert server._keys.accepts(b"second-key-2") != was_closed
+    server._read_files_again()
+    assert server._keys.accepts(b"second-key-2") and not server._keys.accepts(b"first-key-1")
