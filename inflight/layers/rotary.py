@@ -32,32 +32,31 @@ class RotaryEmbedding(nn.Module):
     def __init__(self, rope: RopeConfig | None, head_dim: int, context: LayerContext) -> None:
         super().__init__()
         self.dtype, self.ops = context.dtype, context.ops
-        self.has_angles = rope is not None
+        self.rope = rope
         self.attention_factor = 1.0 if rope is None else rope.attention_factor
         self.query_beta = None if rope is None else rope.query_beta
-        self.original_length = 1 if rope is None else rope.original_max_position_embeddings
         self.frequencies = head_frequencies(rope, head_dim).to(context.device)
-        self._looks_ahead = isinstance(context.backend, CpuPagedBackend)  # others may record steps and replay them
-        self._of_position: dict[int, Rotation] = {}  # of a few positions
+        # of a few positions; None: steps of another backend may be recorded and replayed
+        self._kept: dict[int, Rotation] | None = {} if isinstance(context.backend, CpuPagedBackend) else None
 
     def forward(self, positions: Tensor) -> Rotation:
         """positions [num_tokens] -> the rotation that each layer applies to its queries and keys."""
-        if positions.shape[0] != 1 or not self._looks_ahead:
+        if positions.shape[0] != 1 or self._kept is None:
             return self.compute(positions)
         position = int(positions)
-        if position not in self._of_position:
+        if position not in self._kept:
             several = torch.arange(position, position + NUM_AHEAD, dtype=positions.dtype, device="cpu")
-            self._of_position = dict(enumerate(self.compute(several).split(), position))
-        return self._of_position[position]
+            self._kept = dict(enumerate(self.compute(several).split(), position))
+        return self._kept[position]
 
     def compute(self, positions: Tensor) -> Rotation:
         """The same, but nothing is kept."""
-        if not self.has_angles:
+        if self.rope is None:
             ones = torch.ones(len(positions), len(self.frequencies), dtype=self.dtype, device=positions.device)
             return Rotation(ones, torch.zeros_like(ones), self.ops, changes_nothing=True)
         cos, sin = self.ops.cos_and_sin(positions, self.frequencies, self.attention_factor, self.dtype)
         query_scale: Tensor | None = None
         if self.query_beta is not None:
-            periods = (positions // self.original_length).to(torch.float32)
+            periods = (positions // self.rope.original_max_position_embeddings).to(torch.float32)
             query_scale = periods.log1p_().mul_(self.query_beta).add_(1.0).unsqueeze(1)
         return Rotation(cos, sin, self.ops, query_scale)
