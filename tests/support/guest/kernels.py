@@ -7,9 +7,9 @@ the kernels need not know where the kernels run: `python -m tests.support.guest 
 What an emulator cannot show: how fast the kernels are, and mistakes in the order of memory accesses of several threads, because
 the threads of the emulated program keep the stricter order of x86-64.
 
-Calls run in one thread. With eight, about one of four cases of `test_a_row_is_the_same_bit_for_bit_in_any_company` finds other
-bits now and then. It is not known yet whether the kernels or the emulation are at fault. With INFLIGHT_TEST_GUEST_THREADS=1 a
-call has the threads that its test asks for.
+Calls run in one thread. With eight, about one of four cases of `test_a_row_is_the_same_bit_for_bit_in_any_company` found other
+bits now and then. The cause was probably that driver.cpp mapped pages in two steps. It maps them in one now, but too few runs
+have shown that this was all. With INFLIGHT_TEST_GUEST_THREADS=1 a call has the threads that its test asks for.
 """
 
 from __future__ import annotations
