@@ -28,6 +28,7 @@ from inflight.entrypoints.serve.supervisor import CUT_GRACE_SECONDS, LAST_SECOND
 from inflight.entrypoints.serve.terminal import ServerTerminal
 from inflight.errors import ConfigError, EngineDeadError, EngineError
 from inflight.processes.line_wire import LineWire
+from tests.support.kept_handler import kept_handler
 from tests.support.virtual_time import VirtualTimeLoop
 from tests.unit.engine.serving.event_loop import run, until
 
@@ -398,8 +399,5 @@ def test_front_ends_read_files_again_with_the_command(
         await supervised.end()
 
     monkeypatch.setattr(ServerTerminal, "was_closed", False)
-    before = signal.getsignal(signal.SIGHUP)
-    try:
+    with kept_handler(signal.SIGHUP):
         run(test)
-    finally:
-        signal.signal(signal.SIGHUP, before)

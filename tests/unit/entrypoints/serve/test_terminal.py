@@ -10,6 +10,7 @@ import pytest
 
 from inflight.entrypoints.serve import terminal as terminal_module
 from inflight.entrypoints.serve.terminal import ServerTerminal
+from tests.support.kept_handler import kept_handler
 from tests.unit.engine.serving.event_loop import run, until
 
 
@@ -21,11 +22,9 @@ def test_the_end_of_the_terminal_counts_unless_sighup_was_ignored(
     if had_one:
         path.touch()
     monkeypatch.setattr(terminal_module, "_OWN_TERMINAL", str(path))
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
-    try:
+    with kept_handler(signal.SIGHUP):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
         terminal = ServerTerminal()
-    finally:
-        signal.signal(signal.SIGHUP, before)
     assert not terminal.was_closed
     path.unlink(missing_ok=True)
     assert terminal.was_closed == (had_one and not is_ignored)
@@ -48,8 +47,5 @@ def test_what_sighup_does(
 
     caplog.set_level("INFO", "inflight")
     monkeypatch.setattr(ServerTerminal, "was_closed", was_closed)
-    before = signal.getsignal(signal.SIGHUP)
-    try:
+    with kept_handler(signal.SIGHUP):
         run(test)
-    finally:
-        signal.signal(signal.SIGHUP, before)
